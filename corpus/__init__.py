@@ -1,0 +1,1 @@
+"""The trace format, and the stored traces: cases from the field and faults found in releases."""

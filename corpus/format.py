@@ -1,0 +1,170 @@
+"""The JSON form of traces, version 1: strict, plain, and stable.
+
+A file is data and nothing else: it is decoded field by field against this shape, and anything unknown,
+missing, mistyped, too large or of another version is refused with the file's name and the field's path.
+The shape follows from the dataclasses of `kvproof.model`, so there is no second list of ops to keep.
+"""
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Final, Union
+
+import msgspec
+
+from kvproof.model.config import Config, validate
+from kvproof.model.errors import UserError
+from kvproof.model.ops import MISUSES, OP_TYPES, Misuse, Op
+from kvproof.model.trace import Origin, Trace
+
+FORMAT_VERSION: Final = 1
+MAX_FILE_BYTES: Final = 32 << 20
+MAX_OPS: Final = 1_000_000
+MAX_NUMBER: Final = 1 << 40
+
+
+class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a failing trace showed. `times`: "k of n" replays in a fresh process that failed alike."""
+
+    fingerprint: str
+    property: str
+    op: str
+    divergence: str
+    step: int
+    message: str
+    times: str = ""
+
+
+class TraceFile(msgspec.Struct, frozen=True):
+    """A decoded file: the trace; the right outcome of each op, in words, where a person wrote them down
+    ("None", "done", "refused", "no call" or the slots); and what the trace showed, where it failed."""
+
+    trace: Trace
+    outcomes: tuple[str | list[int], ...] | None = None
+    evidence: Evidence | None = None
+
+
+def op_name(op_type: type[Op]) -> str:
+    """The op's name in a file: "FreeSegment" → "free-segment"."""
+    name = op_type.__name__
+    return "".join("-" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("-")
+
+
+def _struct(source: type[Any], name: str, **options: Any) -> type[msgspec.Struct]:
+    """A strict wire struct with the fields of a dataclass."""
+    shape: list[Any] = [
+        (entry.name, entry.type) if entry.default is MISSING else (entry.name, entry.type, entry.default)
+        for entry in fields(source)
+    ]
+    return msgspec.defstruct(name, shape, frozen=True, forbid_unknown_fields=True, omit_defaults=True, **options)
+
+
+_WIRE_OPS: Final[dict[type[Op], type[msgspec.Struct]]] = {
+    op_type: _struct(op_type, f"Wire{op_type.__name__}", tag=op_name(op_type), tag_field="op") for op_type in OP_TYPES
+}
+_OP_OF_WIRE: Final = {wire: op_type for op_type, wire in _WIRE_OPS.items()}
+_WireConfig: Final = _struct(Config, "WireConfig")
+_WireOrigin: Final = _struct(Origin, "WireOrigin")
+_WireOp: Final[Any] = Union[tuple(_WIRE_OPS.values())]  # noqa: UP007 - built at run time
+_WireFile: Final[Any] = msgspec.defstruct(
+    "WireFile",
+    [
+        ("format", int),
+        ("config", _WireConfig),
+        ("ops", tuple[_WireOp, ...]),
+        ("origin", _WireOrigin, msgspec.field(default_factory=_WireOrigin)),
+        ("outcomes", tuple[str | list[int], ...] | None, None),
+        ("evidence", Evidence | None, None),
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+)
+
+
+class _Versioned(msgspec.Struct):
+    """Just enough of any version to say which one it is."""
+
+    format: int
+
+
+def encode(file: TraceFile) -> bytes:
+    """The file's bytes: the same for equal files, one op a line, newline at the end."""
+    trace = file.trace
+    head = msgspec.to_builtins(
+        _WireFile(
+            format=FORMAT_VERSION,
+            config=_wire(_WireConfig, trace.config),
+            ops=(),
+            origin=_wire(_WireOrigin, trace.origin),
+            outcomes=file.outcomes,
+            evidence=file.evidence,
+        )
+    )
+    head.pop("ops", None)
+    lines = [f"  {_json(key)}: {_json(value)}" for key, value in head.items()]
+    ops = ",\n".join("    " + _json(msgspec.to_builtins(_wire(_WIRE_OPS[type(op)], op))) for op in trace.ops)
+    lines.insert(2, '  "ops": [' + (f"\n{ops}\n  " if ops else "") + "]")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def decode(data: bytes, name: str) -> TraceFile:
+    """The trace in these bytes. Raises UserError naming the file and the field."""
+    if len(data) > MAX_FILE_BYTES:
+        raise UserError(f"{name}: {len(data)} bytes is more than a trace may have ({MAX_FILE_BYTES}); is it a trace?")
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).format
+        if version != FORMAT_VERSION:
+            raise UserError(f"{name}: format {version} is not known, only {FORMAT_VERSION}; use the kvproof that wrote it")
+        wire = msgspec.json.decode(data, type=_WireFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not a valid trace: {error}") from None
+    trace = Trace(
+        _plain(Config, wire.config), tuple(_plain(_OP_OF_WIRE[type(op)], op) for op in wire.ops), _plain(Origin, wire.origin)
+    )
+    _check_bounds(trace, name)
+    if wire.outcomes is not None and len(wire.outcomes) != len(trace.ops):
+        raise UserError(f"{name}: $.outcomes has {len(wire.outcomes)} entries for {len(trace.ops)} ops; give one an op")
+    return TraceFile(trace, wire.outcomes, wire.evidence)
+
+
+def read(path: Path) -> TraceFile:
+    """The trace in this file. Raises UserError when it cannot be read or is not one."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path}: larger than a trace may be ({MAX_FILE_BYTES} bytes); is it a trace?")
+        return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _check_bounds(trace: Trace, name: str) -> None:
+    try:
+        validate(trace.config)
+    except UserError as error:
+        raise UserError(f"{name}: $.{error}") from None
+    if len(trace.ops) > MAX_OPS:
+        raise UserError(f"{name}: $.ops has {len(trace.ops)} entries, more than {MAX_OPS}")
+    for index, op in enumerate(trace.ops):
+        if isinstance(op, Misuse) and op.kind not in MISUSES:
+            raise UserError(f"{name}: $.ops[{index}].kind is {op.kind!r}; known: {', '.join(MISUSES)}")
+        for entry in fields(op):
+            if not _small(getattr(op, entry.name)):
+                raise UserError(f"{name}: $.ops[{index}].{entry.name} holds a number beyond 2**40")
+
+
+def _small(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_small(item) for item in value)
+    return not isinstance(value, int) or abs(value) <= MAX_NUMBER
+
+
+def _wire(shape: Any, source: Any) -> Any:
+    return shape(**{entry.name: getattr(source, entry.name) for entry in fields(source)})
+
+
+def _plain(shape: Any, wire: Any) -> Any:
+    return shape(**{entry.name: getattr(wire, entry.name) for entry in fields(shape)})
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,144 @@
+"""What a target is: something that builds allocators, makes concrete calls on them and can be looked at.
+
+Third parties add theirs through the entry-point group `kvproof.targets`: a factory that takes the part of
+the target's name after its own (`sglang==0.5.23` → `==0.5.23`) and returns a Target. Everything here is
+plain Python; a target alone knows about tensors, devices and signatures.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from kvproof.model.base import AllocatorModel, Expectation
+from kvproof.model.calls import Call
+from kvproof.model.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A memory access that no caller may see: what the guards or the audited lane found in one call.
+
+    kind: "unwritten", "guard-words", "input-changed", or a kind of the audited lane. where: the tensor.
+    detail: program, offset, extent, for people.
+    """
+
+    kind: str
+    where: str
+    detail: str
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What came back from one call.
+
+    slots: the answer of an allocating call, None when it refused or has no answer. error: the exception
+    raised, if any. available: `available_size()` afterwards. dtype: of the answer, as in "int64".
+    damage: memory faults noticed in the call.
+    """
+
+    slots: list[int] | None = None
+    error: Exception | None = None
+    available: int = 0
+    dtype: str = "int64"
+    damage: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The allocator seen from inside: page numbers in list order (slots for the token allocator)."""
+
+    free: list[int]
+    staged: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target can be asked. What it lacks is skipped and counted, never silently.
+
+    allocators: the kinds it has. lacks: names of op types it has no call for. exact: held to the very slots
+    of the contract, not only to legal ones. any_page_size: False where only powers of two work.
+    page_offset: whether a window onto a larger pool can be built. checked: whether it has a checked mode.
+    refuses: the misuses it promises to refuse when checked.
+    """
+
+    allocators: tuple[str, ...]
+    lacks: frozenset[str] = field(default_factory=frozenset)
+    exact: bool = False
+    any_page_size: bool = True
+    page_offset: bool = True
+    checked: bool = False
+    refuses: frozenset[str] = field(default_factory=frozenset)
+
+
+class Subject(Protocol):
+    """One allocator under test."""
+
+    def apply(self, call: Call) -> Answer:
+        """Make the call. Never raises what the allocator raised: that is `Answer.error`."""
+        ...
+
+    def observe(self) -> State:
+        """The free and staged lists as they are. Changes nothing; may synchronise a device."""
+        ...
+
+
+@runtime_checkable
+class Mirror(Protocol):
+    """A subject that answers from the model (null): told the right answer before each call."""
+
+    def expect(self, expectation: Expectation, model: AllocatorModel) -> None:
+        """Remember what the model says the next answer is, and where its lists are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """How a target is to be run in this process.
+
+    spec: what follows the target's own name. path: "torch" or "kernels" (compiled on a GPU, interpreted on
+    a CPU), or "auto". device: "cpu" or "cuda". audited: every memory access of a kernel is checked.
+    """
+
+    spec: str = ""
+    path: str = "auto"
+    device: str = "cpu"
+    audited: bool = False
+
+
+class Target(Protocol):
+    """A loaded target. `capabilities` depends on the release and on the path taken."""
+
+    @property
+    def name(self) -> str:
+        """As the user wrote it, with what was resolved: "sglang==0.5.23"."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path in use: "torch" or "kernels" ("model" for null)."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can be asked."""
+        ...
+
+    @property
+    def stood_in(self) -> tuple[str, ...]:
+        """Packages it imports that are absent and were stood in for."""
+        ...
+
+    def build(self, config: Config) -> Subject:
+        """A fresh allocator. Raises UserError when this config is beyond its capabilities."""
+        ...
+
+    def other_path(self) -> "Target | None":
+        """The same target by its other path, when both can run in this process."""
+        ...
+
+
+class Factory(Protocol):
+    """What an entry point of the group `kvproof.targets` names."""
+
+    def __call__(self, ticket: Ticket) -> Target:
+        """Load the target in this process. Raises UserError or InfrastructureError with one clear line."""
+        ...

@@ -1,0 +1,165 @@
+"""Ops: one call each, in caller's terms.
+
+Ops never name slots. Rows are named by ordinal *modulo the number of live rows* and amounts are clipped by
+rule, so that every list of ops is valid for every config, and deleting or lowering anything in a trace
+leaves a trace. How an op becomes a concrete call is the model's business (`base.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+NEW_ROW: Final = -1
+"""The row of an `Extend` entry that opens a new row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Prefill: grow each row of a batch.
+
+    entries: (row, tokens) pairs in batch order. `NEW_ROW` opens a row; any other number is an ordinal
+    modulo the live rows (a new row when there is none). A row named twice counts once, at its first place.
+    Tokens are clipped to what a pool of this size could ever make a caller ask for.
+    """
+
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Grow each named row by one token. A row named twice counts once; empty rows are left out."""
+
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`alloc` of whole pages; they become a new row."""
+
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """`free` in one call: of every named row, what lies beyond `keep` tokens, modulo its length and rounded
+    up to a page. A row of which nothing is kept is gone. `backwards` passes the slots in reverse order.
+    """
+
+    rows: tuple[int, ...]
+    keep: int = 0
+    backwards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSegment:
+    """`free_segment` of a row's positions from `start` (modulo its length, rounded down to a page) to its end."""
+
+    row: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSegments:
+    """`free_segments` of the same stretch as `FreeSegment`, cut in two at a page boundary near `cut`."""
+
+    row: int
+    start: int = 0
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreePages:
+    """`free_page_ids` of the row's pages beyond `keep` pages (modulo its pages)."""
+
+    row: int
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBegin:
+    """`free_group_begin`; nothing when a group is open (nesting is misuse)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """`free_group_end`; nothing when no group is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clobber:
+    """The caller overwrites every tensor it passed to a free since the group began, or to the last free,
+    and the last output it was given: all are the caller's own by contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """`clear`: back to the initial state; all rows are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """`resize` to this many pages (at least 1, clipped) plus `spare` slots that fill no page; clears."""
+
+    pages: int
+    spare: int = 0
+
+
+MISUSES: Final = (
+    "double-free",
+    "free-part-of-live-page",
+    "free-padding-page",
+    "free-out-of-range",
+    "free-pages-twice",
+    "unaligned-alloc",
+    "negative-alloc",
+    "nested-begin",
+    "end-without-begin",
+    "unaligned-segment",
+    "segments-share-page",
+    "incongruent-last-loc",
+)
+"""What a caller must not do, by name. `paged.py` and `token.py` say what each means there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """A call the contract forbids. The right answer is a refusal that changes nothing.
+
+    kind: one of `MISUSES`; row: ordinal modulo live rows. Where the misuse needs something that is not there
+    (a row, a released page), the op is nothing.
+    """
+
+    kind: str
+    row: int = 0
+
+
+Op = (
+    Extend
+    | Decode
+    | Alloc
+    | Free
+    | FreeSegment
+    | FreeSegments
+    | FreePages
+    | GroupBegin
+    | GroupEnd
+    | Clobber
+    | Clear
+    | Resize
+    | Misuse
+)
+
+OP_TYPES: Final[tuple[type[Op], ...]] = (
+    Extend,
+    Decode,
+    Alloc,
+    Free,
+    FreeSegment,
+    FreeSegments,
+    FreePages,
+    GroupBegin,
+    GroupEnd,
+    Clobber,
+    Clear,
+    Resize,
+    Misuse,
+)

@@ -1,0 +1,315 @@
+"""The paged allocator, as its contract has it: pages from the front of a FIFO list, rows of whole pages.
+
+Read beside the contract: `pages(n)` is the number of pages that hold n tokens; the free list is numbered
+from page 1 (page 0 is padding); released pages return ascending to the front, or wait staged when
+`need_sort`. Every method says what the call is, what the answer must be, and what is true afterwards.
+
+Not covered: who may evict, admission estimates, row tables (entry points), and pools of two sides (SWA).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvproof.model import calls, ops
+from kvproof.model.base import AllocatorModel, Expectation, Growth, Outcome, Row
+from kvproof.model.config import MAX_PAGES
+from kvproof.model.marks import Mark
+from kvproof.model.misuse import misuse_call
+from kvproof.model.ops import Op
+
+
+class PagedModel(AllocatorModel):
+    """One paged pool and the rows in it."""
+
+    def _handle(self) -> dict[type[Op], Callable[[Any], Expectation]]:
+        return {
+            ops.Extend: self._extend,
+            ops.Decode: self._decode,
+            ops.Alloc: self._alloc,
+            ops.Free: self._free,
+            ops.FreeSegment: self._free_segment,
+            ops.FreeSegments: self._free_segments,
+            ops.FreePages: self._free_page_ids,
+            ops.GroupBegin: self._group_begin,
+            ops.GroupEnd: self._group_end,
+            ops.Clobber: self._clobber,
+            ops.Clear: self._clear,
+            ops.Resize: self._resize,
+            ops.Misuse: self._misuse,
+        }
+
+    # --- allocation -------------------------------------------------------------------------------
+
+    def pages(self, tokens: int) -> int:
+        """How many pages hold this many tokens."""
+        return -(-tokens // self.page_size)
+
+    def _extend(self, op: ops.Extend) -> Expectation:
+        growths, fresh = self._batch(op.entries)
+        tokens = need = 0
+        for growth in growths:
+            tokens += growth.seq - growth.prefix
+            need += self.pages(growth.seq) - growth.first_new
+        call = calls.ExtendCall(
+            [growth.prefix for growth in growths],
+            [growth.seq for growth in growths],
+            [self.last_loc(growth.row) for growth in growths],
+            tokens,
+            need,
+        )
+        expectation = self._allocate(call, growths, need, tokens // self.page_size + len(growths) + 1)
+        if expectation.outcome is Outcome.SLOTS:
+            self.rows.extend(fresh)
+            self._note_extend(growths)
+        return expectation
+
+    def _decode(self, op: ops.Decode) -> Expectation:
+        growths = self._steps(op.rows)
+        call = calls.DecodeCall(
+            [growth.seq for growth in growths], [self.last_loc(growth.row) for growth in growths]
+        )
+        need = sum(growth.prefix % self.page_size == 0 for growth in growths)
+        expectation = self._allocate(call, growths, need, len(growths))
+        if expectation.outcome is Outcome.SLOTS:
+            self._note_decode(need, len(growths))
+        return expectation
+
+    def _steps(self, ordinals: tuple[int, ...]) -> list[Growth]:
+        """One token more for each named row that has any."""
+        rows = [self.rows[index] for index in self._named_rows(ordinals)]
+        return [Growth(row, row.length, row.length + 1, len(row.pages)) for row in rows if row.length]
+
+    def _alloc(self, op: ops.Alloc) -> Expectation:
+        need = min(max(op.pages, 0), self.config.num_pages + 1)
+        row = Row([], 0)
+        call = calls.AllocCall(need * self.page_size)
+        expectation = self._allocate(call, [Growth(row, 0, call.need, 0)], need, need)
+        if expectation.outcome is Outcome.SLOTS and need:
+            self.rows.append(row)
+        return expectation
+
+    def _allocate(self, call: calls.Call, growths: list[Growth], need: int, may_need: int) -> Expectation:
+        """All rows or none: `need` pages from the front, in batch order.
+
+        may_need: the estimate at which a `need_sort` pool merges first, so that it never refuses for pages
+        that are merely staged.
+        """
+        had_staged = bool(self.staged)
+        if may_need > len(self.free_pages):
+            self._merge()
+        if need > len(self.free_pages):
+            self._note_refusal(need, had_staged)
+            return Expectation(call, Outcome.OOM, self.available)
+        taken = self.free_pages[:need]
+        del self.free_pages[:need]
+        slots: list[int] = []
+        ps = self.page_size
+        at = 0
+        for growth in growths:
+            row, prefix, seq = growth.row, growth.prefix, growth.seq
+            boundary = len(row.pages) * ps
+            if prefix < boundary and seq > prefix:
+                after_last = row.pages[-1] * ps + prefix - boundary + ps
+                slots.extend(range(after_last, after_last + min(seq, boundary) - prefix))
+            while boundary < seq:
+                page = taken[at]
+                at += 1
+                row.pages.append(page)
+                slots.extend(range(page * ps, page * ps + min(ps, seq - boundary)))
+                boundary += ps
+            row.length = seq
+        self._note_taken(taken)
+        return Expectation(call, Outcome.SLOTS, self.available, slots, growths, taken)
+
+    def _merge(self) -> None:
+        """Staged pages join the free list, which is sorted. Nothing is ever staged without need_sort."""
+        if self.staged:
+            self.free_pages = sorted(self.free_pages + self.staged)
+            self.staged = []
+            self.marks[Mark.STAGED_MERGE] += 1
+
+    # --- release ----------------------------------------------------------------------------------
+
+    def _free(self, op: ops.Free) -> Expectation:
+        slots: list[int] = []
+        pages: list[int] = []
+        named = self._named_rows(op.rows)
+        if not named:
+            return self._nothing()
+        for index in named:
+            row = self.rows[index]
+            keep = self.pages(op.keep % (row.length + 1))
+            slots.extend(self.slots_of(row, keep * self.page_size, row.length))
+            pages.extend(self._cut(row, keep))
+        self._drop_empty(named)
+        if op.backwards:
+            slots.reverse()
+        if len(named) > 1:
+            self.marks[Mark.MANY_ROW_FREE] += 1
+        self._release_slots(pages, slots)
+        return self._done(calls.FreeCall(slots))
+
+    def _free_segment(self, op: ops.FreeSegment) -> Expectation:
+        if not self.rows:
+            return self._nothing()
+        index = op.row % len(self.rows)
+        row = self.rows[index]
+        keep = op.start % (row.length + 1) // self.page_size
+        start = keep * self.page_size
+        slots = self.slots_of(row, start, row.length)
+        self._release_pages(self._cut(row, keep))
+        self._drop_empty([index])
+        return self._done(calls.FreeSegmentCall(slots, start))
+
+    def _free_segments(self, op: ops.FreeSegments) -> Expectation:
+        if not self.rows:
+            return self._nothing()
+        index = op.row % len(self.rows)
+        row = self.rows[index]
+        ps = self.page_size
+        keep = op.start % (row.length + 1) // ps
+        middle = keep + op.cut % (len(row.pages) - keep + 1)
+        segments = [
+            (self.slots_of(row, keep * ps, min(middle * ps, row.length)), keep * ps),
+            (self.slots_of(row, middle * ps, row.length), middle * ps),
+        ]
+        pages = self._cut(row, keep)
+        self._drop_empty([index])
+        # Two calls in one: the second segment's pages end up before the first's.
+        self._release_pages(pages[: middle - keep])
+        self._release_pages(pages[middle - keep :])
+        return self._done(calls.FreeSegmentsCall(segments))
+
+    def _free_page_ids(self, op: ops.FreePages) -> Expectation:
+        if not self.rows:
+            return self._nothing()
+        index = op.row % len(self.rows)
+        row = self.rows[index]
+        pages = self._cut(row, op.keep % (len(row.pages) + 1))
+        self._drop_empty([index])
+        self._release_pages(pages)
+        return self._done(calls.FreePageIdsCall(pages))
+
+    def _cut(self, row: Row, keep: int) -> list[int]:
+        """Take the pages beyond the first `keep` from the row."""
+        pages = row.pages[keep:]
+        if pages and row.length % self.page_size:
+            self.marks[Mark.PARTLY_USED_PAGE_FREE] += 1
+        if pages and keep:
+            self.marks[Mark.TAIL_FREE] += 1
+        del row.pages[keep:]
+        row.length = min(row.length, keep * self.page_size)
+        return pages
+
+    def _drop_empty(self, indices: list[int]) -> None:
+        for index in sorted(indices, reverse=True):
+            if not self.rows[index].length:
+                del self.rows[index]
+
+    def _release_slots(self, pages: list[int], slots: list[int]) -> None:
+        """`free`: each page touched once, ascending. `slots` matter only where order does (token)."""
+        if self.group_slots is not None:
+            self._note_deferred(pages)
+            self.group_slots.extend(pages)
+        else:
+            self._return(sorted(pages))
+
+    def _release_pages(self, pages: list[int]) -> None:
+        """`free_page_ids` and segments: these pages in this order."""
+        if self.group_pages is not None:
+            self._note_deferred(pages)
+            self.group_pages.extend(pages)
+        else:
+            self._return(pages)
+
+    def _return(self, pages: list[int]) -> None:
+        """To the front of the free list, or to the end of the staged pages."""
+        self._released.update(pages)
+        if self.config.need_sort:
+            self.staged.extend(pages)
+        else:
+            self.free_pages[:0] = pages
+
+    # --- groups and the rest ----------------------------------------------------------------------
+
+    def _group_begin(self, _op: ops.GroupBegin) -> Expectation:
+        if self.in_group:
+            return self._nothing()
+        self.group_slots, self.group_pages = [], []
+        return self._done(calls.GroupBeginCall())
+
+    def _group_end(self, _op: ops.GroupEnd) -> Expectation:
+        if self.group_slots is None or self.group_pages is None:
+            return self._nothing()
+        slots, pages = self.group_slots, self.group_pages
+        self.group_slots = self.group_pages = None
+        self._return_group(slots, pages)
+        return self._done(calls.GroupEndCall())
+
+    def _return_group(self, slots: list[int], pages: list[int]) -> None:
+        """All `free`s as one, then all page ids as one."""
+        if slots and pages:
+            self.marks[Mark.GROUP_OF_BOTH] += 1
+        self._return(sorted(slots))
+        self._return(pages)
+
+    def _clobber(self, _op: ops.Clobber) -> Expectation:
+        if self.deferred():
+            self.marks[Mark.CLOBBER_DEFERRED] += 1
+        # The worst thing a caller's tensor can turn into is somebody's live slot.
+        victim = self.rows[-1].pages[0] * self.page_size if self.rows and self.rows[-1].pages else 0
+        return self._done(calls.ClobberCall(victim))
+
+    def _clear(self, _op: ops.Clear) -> Expectation:
+        if self.deferred():
+            self.marks[Mark.CLEAR_IN_GROUP] += 1
+        self._reset()
+        return self._done(calls.ClearCall())
+
+    def _resize(self, op: ops.Resize) -> Expectation:
+        pages = min(max(op.pages, 1), MAX_PAGES)
+        size = pages * self.page_size + op.spare % self.page_size
+        if pages != self.config.num_pages:
+            self.marks[Mark.GROWN if pages > self.config.num_pages else Mark.SHRUNK] += 1
+        self.config = self.config.resized(size)
+        self._reset()
+        return self._done(calls.ResizeCall(size))
+
+    def _misuse(self, op: ops.Misuse) -> Expectation:
+        call = misuse_call(self, op.kind, op.row)
+        return self._nothing() if call is None else self._refused(call)
+
+    # --- marks ------------------------------------------------------------------------------------
+
+    def _note_deferred(self, pages: list[int]) -> None:
+        if pages:
+            self.marks[Mark.FREE_IN_GROUP] += 1
+
+    def _note_extend(self, growths: list[Growth]) -> None:
+        marks, ps = self.marks, self.page_size
+        if not growths:
+            marks[Mark.EMPTY_BATCH] += 1
+        for growth in growths:
+            prefix, seq = growth.prefix, growth.seq
+            boundary = growth.first_new * ps
+            if seq == prefix:
+                marks[Mark.ZERO_ROW] += 1
+            elif seq < boundary:
+                marks[Mark.INSIDE_PAGE] += 1
+            elif seq == boundary:
+                marks[Mark.OLD_PAGE_FILLED] += 1
+            elif seq % ps and prefix % ps and seq - boundary > ps:
+                marks[Mark.THREE_PARTS] += 1
+            elif not seq % ps and not prefix % ps:
+                marks[Mark.WHOLE_PAGES] += 1
+
+    def _note_decode(self, new_pages: int, batch: int) -> None:
+        marks = self.marks
+        if not batch:
+            marks[Mark.EMPTY_BATCH] += 1
+        elif not new_pages:
+            marks[Mark.DECODE_INSIDE_PAGE] += 1
+        elif new_pages == batch:
+            marks[Mark.DECODE_NEW_PAGE] += 1
+        else:
+            marks[Mark.DECODE_MIXED] += 1

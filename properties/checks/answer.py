@@ -1,0 +1,66 @@
+"""Checks on the form of an answer: did it come, is it an answer at all, was memory left alone.
+
+P6 (an exception where an answer was due), P7 and P8 (what the guards and the audited lane saw), P9 (dtype),
+P2 (room and refusal).
+"""
+
+from kvproof.model.base import Outcome
+from kvproof.properties.step import Finding, Step
+
+_OUTSIDE = frozenset({"guard-words", "input-changed", "read-out-of-bounds", "write-out-of-bounds"})
+
+
+def check_memory(step: Step) -> Finding | None:
+    """P7: every access lies inside its tensor."""
+    return _damage(step, outside=True)
+
+
+def check_written_once(step: Step) -> Finding | None:
+    """P8: every element of an output is written, once, by one program."""
+    found = _damage(step, outside=False)
+    slots, expected = step.answer.slots, step.expectation.slots
+    if found is None and slots is not None and expected is not None and len(slots) != len(expected):
+        return Finding("wrong-length", f"{len(slots)} slots came back, {len(expected)} were asked for")
+    return found
+
+
+def _damage(step: Step, *, outside: bool) -> Finding | None:
+    for damage in step.answer.damage:
+        if (damage.kind in _OUTSIDE) is outside:
+            return Finding(f"{damage.kind} {damage.where}", f"{damage.kind} at {damage.where}: {damage.detail}")
+    return None
+
+
+def check_raised(step: Step) -> Finding | None:
+    """P6: a lawful call is answered; OOM is `None`, never an exception."""
+    error = step.answer.error
+    if error is None or step.expectation.outcome is Outcome.REFUSED:
+        return None
+    name = type(error).__name__
+    return Finding(f"raised {name}", f"raised {name}: {str(error) or 'no message'}; expected {_due(step)}")
+
+
+def check_dtype(step: Step) -> Finding | None:
+    """P9: slots are int64."""
+    if step.answer.slots is None or step.answer.dtype == "int64":
+        return None
+    return Finding("dtype", f"the slots are {step.answer.dtype}; expected int64")
+
+
+def check_room(step: Step) -> Finding | None:
+    """P2: what is free can be had, and what is not cannot."""
+    outcome, slots = step.expectation.outcome, step.answer.slots
+    if outcome is Outcome.OOM and slots is not None:
+        return Finding("answered-when-short", f"{len(slots)} slots came back; expected {_due(step)}")
+    if outcome is Outcome.SLOTS and slots is None:
+        free = step.expectation.available + len(step.expectation.taken) * step.model.page_size
+        return Finding("refused-with-room", f"None came back with {free} slots available; expected {_due(step)}")
+    if outcome is Outcome.DONE and slots is not None:
+        return Finding("answer-not-due", "slots came back from a call that has no answer")
+    return None
+
+
+def _due(step: Step) -> str:
+    if step.expectation.slots is not None:
+        return f"{len(step.expectation.slots)} slots"
+    return step.expectation.outcome.value

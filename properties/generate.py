@@ -1,0 +1,219 @@
+"""The generator: what a hostile but lawful caller does next.
+
+It looks at the model only (how many rows, how long, how much is free), so that a trace never depends on the
+target. It leans towards edges: the last free page, lengths around a page's end, batches around powers of two,
+rows that grow by nothing, tensors overwritten while a group still needs them. Every trace has its own taste:
+weights are drawn per trace and some ops are switched off (swarm testing), since faults hide behind ops that
+undo one another.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Final
+
+from kvproof.model import ops
+from kvproof.model.base import AllocatorModel, Row
+from kvproof.model.ops import MISUSES, NEW_ROW, Op
+from kvproof.properties.draw import Draw
+from kvproof.properties.space import Space
+
+# Relative to one another; a taste of 0 switches an op off, but never Extend and Free.
+_WEIGHTS: Final[dict[type[Op], int]] = {
+    ops.Extend: 28,
+    ops.Free: 14,
+    ops.Decode: 32,
+    ops.Alloc: 4,
+    ops.FreeSegment: 6,
+    ops.FreeSegments: 3,
+    ops.FreePages: 4,
+    ops.GroupBegin: 4,
+    ops.GroupEnd: 6,
+    ops.Clobber: 4,
+    ops.Clear: 1,
+    ops.Resize: 1,
+    ops.Misuse: 24,
+}
+_TASTES: Final = (4, 4, 4, 1, 12, 0)
+_ALWAYS: Final = (ops.Extend, ops.Free, ops.Misuse)
+_RARE: Final = (ops.Clear, ops.Resize)
+_FREES: Final = (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages)
+_BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+_USUAL_BATCHES: Final = 12
+_MOST_ROWS: Final = 64
+
+
+class Generator:
+    """Draws ops for one trace. `next_op` may be called for ever; apply each op to the model in between."""
+
+    def __init__(self, draw: Draw, model: AllocatorModel, space: Space) -> None:
+        self._draw = draw
+        self._model = model
+        self._most_tokens = space.max_row_tokens
+        batches = [size for size in _BATCHES if size <= space.max_batch]
+        self._batches = batches if draw.integer(0, 3) == 3 else batches[:_USUAL_BATCHES]
+        self._exhausts = draw.choice((1, 2, 8))
+        self._makers: list[Callable[[], Op]] = []
+        self._frees: list[Callable[[], Op]] = []
+        self._cumulative = self._taste(space)
+
+    def next_op(self) -> Op:
+        """One op that suits the model's present state."""
+        draw, model = self._draw, self._model
+        # A full pool refuses for ever; make room more often than the weights would.
+        if model.rows and not model.available and draw.integer(0, 3) > 1:
+            return draw.choice(self._frees)()
+        # With no rows nearly every op comes to nothing.
+        if not model.rows and draw.integer(0, 7):
+            return self._extend()
+        return self._makers[draw.weighted(self._cumulative)]()
+
+    def _taste(self, space: Space) -> list[int]:
+        """Draw which ops this trace likes; the running totals of their weights."""
+        makers: dict[type[Op], Callable[[], Op]] = {
+            ops.Extend: self._extend,
+            ops.Free: self._free,
+            ops.Decode: self._decode,
+            ops.Alloc: self._alloc,
+            ops.FreeSegment: self._free_segment,
+            ops.FreeSegments: self._free_segments,
+            ops.FreePages: self._free_pages,
+            ops.GroupBegin: ops.GroupBegin,
+            ops.GroupEnd: ops.GroupEnd,
+            ops.Clobber: ops.Clobber,
+            ops.Clear: ops.Clear,
+            ops.Resize: self._resize,
+            ops.Misuse: self._misuse,
+        }
+        weights: list[int] = []
+        for op_type, maker in makers.items():
+            if op_type.__name__ in space.lacks or (op_type is ops.Misuse and not space.misuse):
+                continue
+            taste = 4 if op_type in _ALWAYS else self._draw.choice(_TASTES)
+            if op_type in _RARE:
+                taste = min(taste, 1)
+            if taste:
+                self._makers.append(maker)
+                weights.append(_WEIGHTS[op_type] * taste)
+                if op_type in _FREES:
+                    self._frees.append(maker)
+        return list(accumulate(weights))
+
+    # --- allocation -------------------------------------------------------------------------------
+
+    def _extend(self) -> Op:
+        draw, model = self._draw, self._model
+        live = len(model.rows)
+        batch = draw.choice(self._batches)
+        if not draw.integer(0, 63):
+            return ops.Extend(())
+        first = draw.integer(0, live - 1) if live else 0
+        old = 0 if not live else min(batch, live) if live >= _MOST_ROWS else draw.integer(0, min(batch, live))
+        new = 0 if live >= _MOST_ROWS else batch - old
+        ordinals = [(first + i) % live for i in range(old)] + [NEW_ROW] * new
+        if draw.integer(0, 3) == 3:
+            ordinals.reverse()
+        rows = model.rows
+        entries = [
+            (ordinal, self._tokens(0 if ordinal == NEW_ROW else rows[ordinal].length)) for ordinal in ordinals
+        ]
+        if draw.integer(0, 15) < self._exhausts:
+            self._exhaust(entries)
+        return ops.Extend(tuple(entries))
+
+    def _tokens(self, length: int) -> int:
+        """How much a row of this length grows: around the end of its page, and around whole pages."""
+        draw, ps = self._draw, self._model.page_size
+        room = -length % ps
+        kind = draw.integer(0, 15)
+        if kind < 3:
+            tokens = 1 if kind else 0
+        elif kind < 6:
+            tokens = room + kind - 4
+        elif kind < 9:
+            tokens = ps + kind - 7
+        elif kind < 11:
+            tokens = room + ps * draw.integer(1, 3) + draw.integer(-1, 1)
+        elif kind < 15:
+            tokens = draw.integer(1, 2 * ps + 1)
+        else:
+            tokens = ps * draw.integer(2, 6) + draw.integer(-1, 1)
+        return min(max(tokens, 0), self._most_tokens)
+
+    def _exhaust(self, entries: list[tuple[int, int]]) -> None:
+        """Make the last row take the pool to one page less than, exactly, or one more than all."""
+        draw, model = self._draw, self._model
+        ps = model.page_size
+        left = model.available // ps + draw.integer(-1, 1)
+        rows = model.rows
+        for ordinal, tokens in entries[:-1]:
+            length = 0 if ordinal == NEW_ROW else rows[ordinal].length
+            left -= -(-(length + tokens) // ps) - -(-length // ps)
+        if left > 0 and entries:
+            ordinal = entries[-1][0]
+            length = 0 if ordinal == NEW_ROW else rows[ordinal].length
+            tokens = -length % ps + left * ps - draw.integer(0, ps - 1)
+            if tokens <= self._most_tokens:
+                entries[-1] = (ordinal, tokens)
+
+    def _decode(self) -> Op:
+        draw = self._draw
+        live = len(self._model.rows)
+        if not live or draw.integer(0, 1):
+            return ops.Decode(tuple(range(live)))
+        first = draw.integer(0, live - 1)
+        count = min(draw.choice(self._batches), live)
+        return ops.Decode(tuple(range(first, first + count)))
+
+    def _alloc(self) -> Op:
+        draw = self._draw
+        free = self._model.available // self._model.page_size
+        return ops.Alloc(max(0, free + draw.integer(-1, 1)) if draw.integer(0, 3) == 3 else draw.integer(0, 3))
+
+    # --- release ----------------------------------------------------------------------------------
+
+    def _row(self) -> int:
+        """Hot rows are the youngest; every other draw takes any."""
+        live = len(self._model.rows)
+        return 0 if not live else live - 1 if self._draw.integer(0, 1) else self._draw.integer(0, live - 1)
+
+    def _keep(self, row: int) -> int:
+        """Tokens to keep: mostly none, else anything."""
+        rows = self._model.rows
+        if not rows or self._draw.integer(0, 3) < 3:
+            return 0
+        return self._draw.integer(0, rows[row].length)
+
+    def _free(self) -> Op:
+        draw = self._draw
+        row = self._row()
+        count = 1 if draw.integer(0, 3) < 3 else draw.choice(self._batches)
+        keep = self._keep(row)
+        return ops.Free(tuple(range(row, row + count)), keep, draw.integer(0, 7) == 7)
+
+    def _free_segment(self) -> Op:
+        row = self._row()
+        return ops.FreeSegment(row, self._keep(row))
+
+    def _free_segments(self) -> Op:
+        row = self._row()
+        return ops.FreeSegments(row, self._keep(row), self._draw.integer(0, 4))
+
+    def _free_pages(self) -> Op:
+        row = self._row()
+        return ops.FreePages(row, self._keep_pages(row))
+
+    def _keep_pages(self, row: int) -> int:
+        rows: list[Row] = self._model.rows
+        if not rows or self._draw.integer(0, 3) < 3:
+            return 0
+        return self._draw.integer(0, len(rows[row].pages))
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def _resize(self) -> Op:
+        draw, config = self._draw, self._model.config
+        pages = max(1, config.num_pages + draw.choice((-2, -1, 0, 1, 5)))
+        return ops.Resize(pages, draw.integer(0, config.page_size - 1))
+
+    def _misuse(self) -> Op:
+        return ops.Misuse(self._draw.choice(MISUSES), self._row())

@@ -1,0 +1,130 @@
+"""Leases and verdicts: the unit of work, and what it comes to.
+
+A lease says everything: the same lease gives the same verdict on any machine, in any number of workers. So
+its budget is ops, not seconds, and a verdict holds no times.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from kvproof.impl.targets.protocol import Target
+from kvproof.model.marks import Mark
+from kvproof.model.ops import Op
+from kvproof.model.trace import Origin, Trace
+from kvproof.properties.draw import Draw, SeededDraw
+from kvproof.properties.failure import Failure
+from kvproof.properties.generate import Generator
+from kvproof.properties.lockstep import Tally
+from kvproof.properties.relations import RELATIONS, check_paths, check_relation
+from kvproof.properties.run import Result, lockstep_for, run_trace
+from kvproof.properties.space import Space, draw_config
+
+_LENGTHS = (1, 3, 10, 30, 30, 100, 100, 300, 1000, 3000)
+_LOOK_EVERY = 8
+_RELATE_EVERY = 8
+_MOST_FAILURES_A_TRACE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """number: its place in the campaign. seed: of the campaign. lane, target: as in a trace's origin.
+    ops: budget, in calls of the generator. longest: ops in one trace at most."""
+
+    number: int
+    seed: int
+    target: str
+    lane: str
+    space: Space
+    ops: int
+    longest: int = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A failure and the trace that shows it, cut behind the failing op."""
+
+    failure: Failure
+    trace: Trace
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one lease came to. found: the first of each fingerprint, in order; seen: how often each came."""
+
+    lease: int
+    lane: str
+    traces: int = 0
+    relations: int = 0
+    tally: Tally = field(default_factory=Tally)
+    marks: Counter[Mark] = field(default_factory=Counter)
+    found: dict[str, Found] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, failure: Failure, trace: Trace) -> None:
+        """Count the failure; keep its trace when it is the first of its kind."""
+        self.seen[failure.fingerprint] += 1
+        if failure.fingerprint not in self.found:
+            cut = replace(trace, ops=trace.ops[: failure.step + 1])
+            self.found[failure.fingerprint] = Found(failure, cut)
+
+    def absorb(self, tally: Tally, marks: Counter[Mark]) -> None:
+        """Add what one run did."""
+        mine = self.tally
+        mine.checked += tally.checked
+        mine.idle += tally.idle
+        mine.skipped.update(tally.skipped)
+        mine.accepted.update(tally.accepted)
+        self.marks.update(marks)
+
+
+def run_lease(target: Target, lease: Lease) -> Verdict:
+    """Draw and run traces until the lease's ops are spent. Raises what the target raises outside its calls."""
+    verdict = Verdict(lease.number, lease.lane)
+    left = lease.ops
+    while left > 0:
+        draw = SeededDraw(f"{lease.seed}/{lease.lane}/{lease.number}/{verdict.traces}")
+        length = min(draw.choice(_LENGTHS), left, lease.longest)
+        left -= max(1, _run_one(target, lease, draw, length, verdict))
+        verdict.traces += 1
+    return verdict
+
+
+def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Verdict) -> int:
+    """One trace, drawn as it runs. The number of ops it took."""
+    config = draw_config(draw, lease.space)
+    pair = lockstep_for(target, config, look_every=_LOOK_EVERY)
+    generator = Generator(draw, pair.model, lease.space)
+    relate = verdict.traces % _RELATE_EVERY == 0
+    if relate:
+        pair.answers = []
+    origin = Origin(target.name, lease.lane, lease.seed, lease.number, verdict.traces)
+    drawn: list[Op] = []
+    failures: list[Failure] = []
+    while len(drawn) < length and not pair.spoilt and len(failures) < _MOST_FAILURES_A_TRACE:
+        op = generator.next_op()
+        drawn.append(op)
+        failure = pair.step(op)
+        if failure is not None:
+            failures.append(failure)
+    trace = Trace(config, tuple(drawn), origin)
+    verdict.absorb(pair.tally, Counter(pair.model.marks))
+    if failures:
+        _explain(target, trace, failures, verdict)
+    elif relate and not lease.space.misuse:
+        _relate(target, trace, Result([], pair.tally, answers=pair.answers), verdict)
+    return len(drawn)
+
+
+def _explain(target: Target, trace: Trace, failures: list[Failure], verdict: Verdict) -> None:
+    """Find the first step that shows each fault: the lists were only looked at now and then."""
+    close = run_trace(target, trace)
+    for failure in close.failures or failures:
+        verdict.add(failure, trace)
+
+
+def _relate(target: Target, trace: Trace, result: Result, verdict: Verdict) -> None:
+    relation = RELATIONS[verdict.traces // _RELATE_EVERY % len(RELATIONS)]
+    failure = check_relation(target, trace, result, relation) or check_paths(target, trace, result)
+    verdict.relations += 1
+    if failure is not None:
+        verdict.add(failure, trace)

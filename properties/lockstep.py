@@ -1,0 +1,151 @@
+"""Lockstep: one op at a time through model and target, and a verdict on each.
+
+The quick way out is one comparison: the target answered what the model predicted. Everything else (another
+legal choice of pages, a refusal, a look at the lists) takes the long way through the catalogue of checks.
+The quick way proves as much: a prediction has every property, which `tests/properties` shows by asking the
+checks about predictions themselves.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvproof.impl.targets.protocol import Answer, Mirror, Subject
+from kvproof.model.base import AllocatorModel, Expectation, Outcome
+from kvproof.model.config import Config
+from kvproof.model.ops import Clobber, GroupBegin, GroupEnd, Misuse, Op
+from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, Check
+from kvproof.properties.checks.answer import check_memory
+from kvproof.properties.checks.slots import chosen_pages
+from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
+from kvproof.properties.failure import Failure
+from kvproof.properties.step import Finding, Step
+
+_GROUP_OPS = (GroupBegin, GroupEnd, Clobber)
+_GROUP_MISUSES = ("nested-begin", "end-without-begin")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one lockstep did. checked: calls made and judged. idle: ops that came to no call. skipped: ops the
+    target has no call for, by name. accepted: misuses taken without complaint, by kind, and what they left."""
+
+    checked: int = 0
+    idle: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    accepted: dict[str, str] = field(default_factory=dict)
+
+
+class Lockstep:
+    """Model and target side by side, from a fresh allocator on.
+
+    look_every: the target's lists are compared after every so many calls, and after every refusal.
+    lacks, refuses, exact: see Capabilities. misuse_fails: an accepted misuse that corrupts the allocator is a
+    failure even where the target never promised to refuse it. After a failure that is not tolerable, or an accepted misuse
+    (`spoilt`), the pair is out of step and must be thrown away.
+    """
+
+    def __init__(
+        self,
+        model: AllocatorModel,
+        subject: Subject,
+        *,
+        exact: bool,
+        lacks: frozenset[str] = frozenset(),
+        refuses: frozenset[str] = frozenset(),
+        misuse_fails: bool = False,
+        look_every: int = 1,
+    ) -> None:
+        self.model = model
+        self.subject = subject
+        self.tally = Tally()
+        self.answers: list[list[int] | None] | None = None
+        self.spoilt = False
+        self._mirror = subject if isinstance(subject, Mirror) else None
+        self._exact = exact
+        self._lacks = lacks
+        self._refuses = refuses
+        self._misuse_fails = misuse_fails
+        self._look_every = look_every
+        self._look_in = look_every
+        self._index = -1
+
+    @property
+    def config(self) -> Config:
+        """The allocator's config as it now is."""
+        return self.model.config
+
+    def step(self, op: Op) -> Failure | None:
+        """Do one op. None when all is well (or the op was skipped, or came to nothing)."""
+        self._index += 1
+        if self._lacks and type(op).__name__ in self._lacks:
+            self.tally.skipped[type(op).__name__] += 1
+            return None
+        expectation = self.model.apply(op)
+        outcome = expectation.outcome
+        if outcome is Outcome.NOTHING:
+            self.tally.idle += 1
+            return None
+        if self._mirror is not None:
+            self._mirror.expect(expectation, self.model)
+        answer = self.subject.apply(expectation.call)
+        self.tally.checked += 1
+        if self.answers is not None:
+            self.answers.append(answer.slots)
+        self._look_in -= 1
+        if (
+            self._look_in > 0
+            and answer.slots == expectation.slots
+            and answer.available == expectation.available
+            and answer.error is None
+            and not answer.damage
+            and answer.dtype == "int64"
+            and outcome is not Outcome.OOM
+            and outcome is not Outcome.REFUSED
+        ):
+            return None
+        self._look_in = self._look_every
+        return self._judge(op, expectation, answer)
+
+    def _judge(self, op: Op, expectation: Expectation, answer: Answer) -> Failure | None:
+        state = self.subject.observe()
+        step = Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact)
+        if isinstance(op, Misuse):
+            return self._judge_misuse(op, step)
+        failure = self._ask(ANSWER_CHECKS, step)
+        if failure is not None:
+            return failure
+        if answer.slots is not None and answer.slots != expectation.slots:
+            self.model.adopt(expectation, chosen_pages(step))
+        return self._ask(STATE_CHECKS, step)
+
+    def _ask(self, checks: tuple[tuple[str, Check], ...], step: Step) -> Failure | None:
+        for property_id, check in checks:
+            found = check(step)
+            if found is not None:
+                tolerable = check is check_memory and step.answer.error is None
+                self.spoilt = not tolerable
+                if isinstance(step.op, _GROUP_OPS) and property_id in ("P1", "P2", "P3"):
+                    property_id = "P11"
+                return self._failure(property_id, step, found, tolerable)
+        return None
+
+    def _failure(self, property_id: str, step: Step, found: Finding, tolerable: bool = False) -> Failure:
+        op = type(step.op).__name__
+        allocator = self.config.allocator
+        return Failure(property_id, op, allocator, found.divergence, step.index, found.message, tolerable)
+
+    def _judge_misuse(self, op: Misuse, step: Step) -> Failure | None:
+        changed = check_refusal(step)
+        if step.answer.error is not None:
+            self.spoilt = changed is not None
+            return None if changed is None else self._failure("P6", step, changed)
+        self.spoilt = True
+        left = "state unchanged so far" if changed is None else changed.message.removeprefix(REFUSED_BUT)
+        self.tally.accepted[op.kind] = left
+        if op.kind in self._refuses:
+            found = Finding(f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}")
+            return self._failure("P6", step, found)
+        if changed is not None and self._misuse_fails:
+            found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind} was accepted: {left}")
+            return self._failure("P11" if op.kind in _GROUP_MISUSES else "P1", step, found)
+        return None

@@ -1,0 +1,161 @@
+"""Relations: properties of two runs, not of one step (P14, P16, P17).
+
+Each takes a trace the target has just passed and makes another that must come to the same, in the sense it
+states. Both runs are in lockstep with the model all along, so a relation adds what the model cannot see: that
+a target agrees with itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvproof.impl.targets.protocol import Target
+from kvproof.model import ops
+from kvproof.model.base import Outcome
+from kvproof.model.catalogue import model_for
+from kvproof.model.ops import Op
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.run import Result, run_trace
+from kvproof.properties.step import some
+
+_MOST_DECODES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """property_id, name: as in a fingerprint. vary: the other trace, or None where it would be the same.
+    same_slots: whether the answers, flattened, must be equal slot for slot."""
+
+    property_id: str
+    name: str
+    vary: Callable[[Trace], Trace | None]
+    same_slots: bool
+
+
+def _again(trace: Trace) -> Trace:
+    return trace
+
+
+def _split_batches(trace: Trace) -> Trace | None:
+    """Every granted batch extend row by row: the same pages in the same order, since §4 takes them so.
+
+    Left alone with need_sort (a merge may come at another row), and where the whole batch is refused.
+    """
+    if trace.config.need_sort:
+        return None
+    model = model_for(trace.config)
+    varied: list[Op] = []
+    for op in trace.ops:
+        live = len(model.rows)
+        outcome = model.apply(op).outcome
+        if isinstance(op, ops.Extend) and outcome is Outcome.SLOTS and len(op.entries) > 1:
+            varied.extend(_one_by_one(op, live))
+        else:
+            varied.append(op)
+    return replace(trace, ops=tuple(varied)) if len(varied) > len(trace.ops) else None
+
+
+def _one_by_one(op: ops.Extend, live: int) -> list[Op]:
+    single: list[Op] = []
+    named: set[int] = set()
+    for row, tokens in op.entries:
+        ordinal = ops.NEW_ROW if row <= ops.NEW_ROW or not live else row % live
+        if ordinal in named:
+            continue
+        if ordinal != ops.NEW_ROW:
+            named.add(ordinal)
+        single.append(ops.Extend(((ordinal, tokens),)))
+    return single
+
+
+def _other_frees(trace: Trace) -> Trace | None:
+    """Every release of one row by another call: free, free_segment and free_page_ids are equivalent."""
+    if trace.config.allocator == "token":
+        return None
+    model = model_for(trace.config)
+    ps = trace.config.page_size
+    varied: list[Op] = []
+    for op in trace.ops:
+        live = len(model.rows)
+        match op:
+            case ops.Free((row,), keep) if live and _frees_any(model.rows[row % live].length, keep, ps):
+                length = model.rows[row % live].length
+                varied.append(ops.FreeSegment(row, -(-(keep % (length + 1)) // ps) * ps))
+            case ops.FreeSegment(row, start) if live:
+                length = model.rows[row % live].length
+                varied.append(ops.FreePages(row, start % (length + 1) // ps))
+            case ops.FreePages(row, keep) if live:
+                target = model.rows[row % live]
+                varied.append(ops.Free((row,), min(keep % (len(target.pages) + 1) * ps, target.length)))
+            case _:
+                varied.append(op)
+        model.apply(op)
+    return replace(trace, ops=tuple(varied)) if tuple(varied) != trace.ops else None
+
+
+def _frees_any(length: int, keep: int, page_size: int) -> bool:
+    """Whether a Free with this `keep` reaches any page; FreeSegment has no way to say that it does not."""
+    return -(-(keep % (length + 1)) // page_size) * page_size < length
+
+
+def _as_decodes(trace: Trace) -> Trace | None:
+    """Every granted extend of one row with tokens, by decodes of it. Merges differ, so not with need_sort."""
+    if trace.config.need_sort or trace.config.allocator == "token":
+        return None
+    model = model_for(trace.config)
+    varied: list[Op] = []
+    for op in trace.ops:
+        live = len(model.rows)
+        steps: list[Op] = [op]
+        match op:
+            case ops.Extend(((row, tokens),)) if live and row > ops.NEW_ROW and 0 < tokens <= _MOST_DECODES:
+                if model.rows[row % live].length:
+                    steps = [ops.Decode((row % live,))] * tokens
+        granted = model.apply(op).outcome is Outcome.SLOTS
+        varied.extend(steps if granted else [op])
+    return replace(trace, ops=tuple(varied)) if tuple(varied) != trace.ops else None
+
+
+RELATIONS: Final = (
+    Relation("P14", "repeat", _again, same_slots=True),
+    Relation("P17", "rows-one-by-one", _split_batches, same_slots=True),
+    Relation("P17", "extend-as-decodes", _as_decodes, same_slots=True),
+    Relation("P16", "other-frees", _other_frees, same_slots=False),
+)
+
+
+def check_relation(target: Target, trace: Trace, result: Result, relation: Relation) -> Failure | None:
+    """Run the varied trace and compare. `result` is a recorded, clean run of `trace` on the same target."""
+    varied = relation.vary(trace)
+    if varied is None or any(type(op).__name__ in target.capabilities.lacks for op in varied.ops):
+        return None
+    other = run_trace(target, varied, look_every=8, record=True)
+    return _compare(trace, result, other, relation)
+
+
+def check_paths(target: Target, trace: Trace, result: Result) -> Failure | None:
+    """P16: the other path of the same target (torch or kernels) gives the very same slots."""
+    sibling = target.other_path()
+    if sibling is None:
+        return None
+    other = run_trace(sibling, trace, look_every=8, record=True)
+    return _compare(trace, result, other, Relation("P16", f"path-{sibling.path}", _again, same_slots=True))
+
+
+def _compare(trace: Trace, result: Result, other: Result, relation: Relation) -> Failure | None:
+    at = len(trace.ops) - 1
+    allocator = trace.config.allocator
+    if failure := next((f for f in other.failures if not f.tolerable), None):
+        message = f"the same ops done otherwise ({relation.name}) fail: {failure.property_id} {failure.message}"
+        return Failure(relation.property_id, relation.name, allocator, "only-one-fails", at, message)
+    if relation.same_slots:
+        one, two = _flat(result.answers or []), _flat(other.answers or [])
+        if one != two:
+            message = f"slots differ ({relation.name}): {some(one)} and then {some(two)}"
+            return Failure(relation.property_id, relation.name, allocator, "slots-differ", at, message)
+    return None
+
+
+def _flat(answers: list[list[int] | None]) -> list[int]:
+    return [slot for answer in answers for slot in answer or ()]

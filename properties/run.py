@@ -1,0 +1,61 @@
+"""Running one trace on one target, from its config to a result."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvproof.impl.targets.protocol import Target
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import Config
+from kvproof.model.marks import Mark
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.lockstep import Lockstep, Tally
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a trace: failures in order (all but the last tolerable), what was done, marks reached,
+    and, when asked for, the answers of every call."""
+
+    failures: list[Failure]
+    tally: Tally
+    marks: Counter[Mark] = field(default_factory=Counter)
+    answers: list[list[int] | None] | None = None
+
+    def has(self, fingerprint: str) -> bool:
+        """Whether a failure with this fingerprint is among them."""
+        return any(failure.fingerprint == fingerprint for failure in self.failures)
+
+
+def lockstep_for(target: Target, config: Config, *, look_every: int = 1, misuse_fails: bool = False) -> Lockstep:
+    """A fresh allocator of the target in lockstep with a fresh model."""
+    capabilities = target.capabilities
+    return Lockstep(
+        model_for(config),
+        target.build(config),
+        exact=capabilities.exact,
+        lacks=capabilities.lacks,
+        refuses=capabilities.refuses if config.checked else frozenset(),
+        misuse_fails=misuse_fails,
+        look_every=look_every,
+    )
+
+
+def run_trace(
+    target: Target, trace: Trace, *, look_every: int = 1, misuse_fails: bool = False, record: bool = False
+) -> Result:
+    """Run the trace to its end, or to the first failure that cannot be gone on behind.
+
+    record: keep every answer, for comparing runs.
+    """
+    pair = lockstep_for(target, trace.config, look_every=look_every, misuse_fails=misuse_fails)
+    if record:
+        pair.answers = []
+    failures: list[Failure] = []
+    for op in trace.ops:
+        failure = pair.step(op)
+        if failure is not None:
+            failures.append(failure)
+        if pair.spoilt:
+            break
+    return Result(failures, pair.tally, Counter(pair.model.marks), pair.answers)

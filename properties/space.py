@@ -1,0 +1,87 @@
+"""Spaces: which configs a lease draws from, and the boundaries they sit at.
+
+A space follows from what a target can be asked and never from what it answers, so two targets with the same
+space see the same traces.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvproof.impl.targets.protocol import Capabilities
+from kvproof.model.config import Config
+from kvproof.properties.draw import Draw
+
+_PAGE_SIZES: Final = (1, 2, 2, 4, 4, 4, 4, 4, 8, 16, 16, 32, 64, 128)
+_ODD_PAGE_SIZES: Final = (3, 5, 7, 12, 24, 100)
+_POOL_PAGES: Final = (1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 127, 256)
+_TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 256, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be drawn.
+
+    allocator: the kind. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
+    that the contract forbids, on checked allocators. max_batch: rows in one batch at most. max_row_tokens:
+    a bound on what one row grows by, in tokens, for lanes that pay for each.
+    """
+
+    allocator: str
+    any_page_size: bool = True
+    page_offset: bool = True
+    checked: bool = False
+    lacks: frozenset[str] = frozenset()
+    misuse: bool = False
+    max_batch: int = 33
+    max_row_tokens: int = 1 << 30
+
+
+def space_for(
+    capabilities: Capabilities, allocator: str, *, misuse: bool = False, slow: bool = False
+) -> Space:
+    """The widest space a target can be asked for. slow: each row of a batch costs milliseconds."""
+    return Space(
+        allocator,
+        any_page_size=capabilities.any_page_size,
+        page_offset=capabilities.page_offset,
+        checked=capabilities.checked,
+        lacks=capabilities.lacks,
+        misuse=misuse,
+        max_batch=9 if slow else 33,
+        max_row_tokens=600 if slow else 1 << 30,
+    )
+
+
+def draw_config(draw: Draw, space: Space) -> Config:
+    """One config, biased to boundaries: tiny pools, a size that no page divides, slots around 2**31."""
+    if space.allocator == "token":
+        page_size, pages = 1, draw.choice(_TOKEN_POOLS)
+    else:
+        odd = space.any_page_size and draw.integer(0, 3) == 3
+        page_size, pages = draw.choice(_ODD_PAGE_SIZES if odd else _PAGE_SIZES), draw.choice(_POOL_PAGES)
+    spare = draw.integer(0, page_size - 1) if draw.integer(0, 3) == 3 else 0
+    need_sort = draw.boolean()
+    checked = space.misuse or (space.checked and draw.integer(0, 7) == 7)
+    offset = _page_offset(draw, page_size, pages) if space.page_offset and not checked else 0
+    narrow = not offset and draw.integer(0, 3) == 3
+    return Config(
+        space.allocator,
+        pages * page_size + spare,
+        page_size,
+        need_sort,
+        checked and space.checked,
+        "int32" if narrow else "int64",
+        offset,
+    )
+
+
+def _page_offset(draw: Draw, page_size: int, pages: int) -> int:
+    """Mostly none; else a window whose slots pass 2**31 or 2**32, or end just below 2**40."""
+    where = draw.integer(0, 15)
+    if where == 13:
+        return (1 << 31) // page_size - pages // 2
+    if where == 14:
+        return (1 << 32) // page_size - pages // 2
+    if where == 15:
+        return (1 << 40) // page_size - pages - 2
+    return 0

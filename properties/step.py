@@ -1,0 +1,60 @@
+"""A step: everything a property may look at after one op.
+
+Made only when the quick comparison in `lockstep.py` did not settle the matter, so it may be rich.
+"""
+
+from dataclasses import dataclass
+
+from kvproof.impl.targets.protocol import Answer, State
+from kvproof.model.base import AllocatorModel, Expectation
+from kvproof.model.config import Config
+from kvproof.model.ops import Op
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One op, what the model expected, and what the target did.
+
+    model: already past the op, as if the prediction had come true. state: the target's lists, when looked
+    at. exact: whether the target is held to the very slots and their order.
+    """
+
+    index: int
+    op: Op
+    config: Config
+    model: AllocatorModel
+    expectation: Expectation
+    answer: Answer
+    state: State | None
+    exact: bool
+
+    def owners_before(self) -> dict[int, str]:
+        """Who had each page when an allocating call was made (see AllocatorModel.owners)."""
+        owners = self.model.owners()
+        owners.update(dict.fromkeys(self.expectation.taken, "free"))
+        return owners
+
+    def pages_expected(self) -> list[int]:
+        """Free and staged pages as the contract has them now."""
+        return self.model.free_pages + self.model.staged
+
+    def page_range(self) -> range:
+        """The pages of this pool."""
+        first = self.model.config.page_offset + 1
+        return range(first, first + self.model.config.num_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A property does not hold. divergence: the class of fault, part of the fingerprint, so free of numbers.
+    message: for people, with slots, owners, expected and actual."""
+
+    divergence: str
+    message: str
+
+
+def some(numbers: list[int] | set[int], most: int = 8) -> str:
+    """Numbers for a message, cut to the first few."""
+    ordered = sorted(numbers) if isinstance(numbers, set) else numbers
+    text = ", ".join(str(number) for number in ordered[:most])
+    return f"[{text}, … {len(ordered)} in all]" if len(ordered) > most else f"[{text}]"
