@@ -20,7 +20,6 @@ from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
 from kvproof.properties.failure import Failure
 from kvproof.properties.step import Finding, Step
 
-_GROUP_OPS = (GroupBegin, GroupEnd, Clobber)
 _GROUP_MISUSES = ("nested-begin", "end-without-begin")
 
 
@@ -124,7 +123,10 @@ class Lockstep:
             if found is not None:
                 tolerable = check is check_memory and step.answer.error is None
                 self.spoilt = not tolerable
-                if isinstance(step.op, _GROUP_OPS) and property_id in ("P1", "P2", "P3"):
+                if isinstance(step.op, Clobber) and not tolerable:
+                    # Whatever changes when the caller writes to its own tensors has one cause.
+                    property_id, found = "P11", Finding("keeps-callers-tensor", found.message)
+                elif isinstance(step.op, (GroupBegin, GroupEnd)) and property_id in ("P1", "P2", "P3"):
                     property_id = "P11"
                 return self._failure(property_id, step, found, tolerable)
         return None
@@ -136,16 +138,20 @@ class Lockstep:
 
     def _judge_misuse(self, op: Misuse, step: Step) -> Failure | None:
         changed = check_refusal(step)
-        if step.answer.error is not None:
+        refused = step.answer.error is not None
+        promised = op.kind in self._refuses
+        if refused and promised:
             self.spoilt = changed is not None
             return None if changed is None else self._failure("P6", step, changed)
+        # What a target that promised nothing did with it may be hidden (in a group, say): go no further.
         self.spoilt = True
-        left = "state unchanged so far" if changed is None else changed.message.removeprefix(REFUSED_BUT)
-        self.tally.accepted[op.kind] = left
-        if op.kind in self._refuses:
+        left = "nothing has changed so far" if changed is None else changed.message.removeprefix(REFUSED_BUT)
+        if not refused or changed is not None:
+            self.tally.accepted[op.kind] = f"refused, but {left}" if refused else left
+        if promised:
             found = Finding(f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}")
             return self._failure("P6", step, found)
         if changed is not None and self._misuse_fails:
-            found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind} was accepted: {left}")
+            found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind}: {self.tally.accepted[op.kind]}")
             return self._failure("P11" if op.kind in _GROUP_MISUSES else "P1", step, found)
         return None

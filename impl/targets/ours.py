@@ -1,0 +1,89 @@
+"""Our own allocators as targets: `kvproof` (the kernels where they can run) and `reference` (torch alone)."""
+
+from typing import Any
+
+import torch
+
+from kvproof.impl.paged import PagedTokenToKVPoolAllocator
+from kvproof.impl.targets.instruments import interpreter_on, process_watch
+from kvproof.impl.targets.protocol import Capabilities, State, Ticket
+from kvproof.impl.targets.tensors import Surface, TensorSubject
+from kvproof.impl.token import TokenToKVPoolAllocator
+from kvproof.model.config import ALLOCATORS, Config
+from kvproof.model.errors import UserError
+from kvproof.model.ops import MISUSES
+
+
+def _construct(config: Config, device: str, *, kernels: bool) -> Any:
+    if config.allocator == "token":
+        return TokenToKVPoolAllocator(
+            config.size, torch.float16, device, None, config.need_sort, checked=config.checked
+        )
+    allocator = PagedTokenToKVPoolAllocator(
+        config.size, config.page_size, torch.float16, device, None, config.need_sort, checked=config.checked
+    )
+    allocator.use_triton_kernels = kernels
+    return allocator
+
+
+def _lists(allocator: Any) -> State:
+    staged = [page for ids in allocator.staged_pages for page in ids.tolist()]
+    return State(allocator.free_pages.tolist(), staged)
+
+
+def _as_given(size: int) -> int:
+    return size
+
+
+class Kvproof:
+    """Factory and target in one."""
+
+    name = "kvproof"
+    stood_in: tuple[str, ...] = ()
+    capabilities = Capabilities(ALLOCATORS, exact=True, checked=True, refuses=frozenset(MISUSES))
+
+    def __init__(self, ticket: Ticket) -> None:
+        if ticket.spec:
+            raise UserError(f"{self.name}{ticket.spec}: this target is the one installed; write {self.name}")
+        self._ticket = ticket
+        self._kernels = self._takes_kernels(ticket)
+        if self._kernels and ticket.device == "cpu" and not interpreter_on():
+            raise UserError("kernels on the CPU need Triton's interpreter; set TRITON_INTERPRET=1, or use --path torch")
+        # Interpreted kernels are audited in any case: that launcher is also the faster one.
+        self._watch = process_watch(audited=ticket.audited or (self._kernels and ticket.device == "cpu"))
+
+    @staticmethod
+    def _takes_kernels(ticket: Ticket) -> bool:
+        return ticket.path == "kernels" or (ticket.path == "auto" and ticket.device != "cpu")
+
+    @property
+    def path(self) -> str:
+        """See `protocol.Target`."""
+        return "kernels" if self._kernels else "torch"
+
+    def build(self, config: Config) -> TensorSubject:
+        """See `protocol.Target`."""
+
+        def construct(config: Config, device: str) -> Any:
+            return _construct(config, device, kernels=self._kernels)
+
+        surface = Surface(construct, True, _as_given, _lists)
+        return TensorSubject(surface, config, self._ticket.device, self._watch)
+
+    def other_path(self) -> "Kvproof | None":
+        """See `protocol.Target`."""
+        if self._kernels:
+            return Reference(Ticket("", "torch", self._ticket.device, self._ticket.audited))
+        return None
+
+
+class Reference(Kvproof):
+    """The same allocators by plain torch, without kernels."""
+
+    name = "reference"
+
+    @staticmethod
+    def _takes_kernels(ticket: Ticket) -> bool:
+        if ticket.path == "kernels":
+            raise UserError("the target reference has no kernels; use --path torch, or the target kvproof")
+        return False

@@ -1,0 +1,208 @@
+"""Carrying out the contract's calls on an allocator that speaks torch.
+
+What differs between ours, the reference and SGLang's releases is a `Surface`: how the constructor and the
+calls are spelled, and where the lists are. Everything else (building argument tensors, reading answers back,
+keeping the caller's tensors for a later Clobber) is done once, here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvproof.impl.targets.instruments import Watch
+from kvproof.impl.targets.protocol import Answer, Damage, State
+from kvproof.model import calls
+from kvproof.model.calls import Call
+from kvproof.model.config import Config
+
+_DTYPES = {"int64": torch.int64, "int32": torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """How an allocator class is spoken to.
+
+    construct: a fresh allocator from a config and a device. cpu_lens: alloc_extend and alloc_decode take
+    host copies of the lengths. resize: makes the argument of `resize` from a size. lists: free and staged
+    page numbers as they are.
+    """
+
+    construct: Callable[[Config, str], Any]
+    cpu_lens: bool
+    resize: Callable[[int], Any]
+    lists: Callable[[Any], State]
+
+
+def free_list_name(allocator: Any) -> str:
+    """The attribute that is the free list: the token allocator of the oldest releases calls it free_slots."""
+    return "free_slots" if hasattr(allocator, "free_slots") else "free_pages"
+
+
+class TensorSubject:
+    """One torch allocator under test. See `protocol.Subject`."""
+
+    def __init__(self, surface: Surface, config: Config, device: str, watch: Watch) -> None:
+        self._surface = surface
+        self._config = config
+        self._device = device
+        self._watch = watch
+        self._row_dtype = _DTYPES[config.row_dtype]
+        self._allocator = surface.construct(config, device)
+        self._shift_window()
+        self._inputs: list[tuple[str, torch.Tensor, list[int]]] = []
+        self._slots_given: list[torch.Tensor] = []
+        self._pages_given: list[torch.Tensor] = []
+        self._last_output: torch.Tensor | None = None
+        self._in_group = False
+        self._handlers: dict[type[Call], Callable[[Any], torch.Tensor | None]] = {
+            calls.AllocCall: self._alloc,
+            calls.ExtendCall: self._extend,
+            calls.DecodeCall: self._decode,
+            calls.FreeCall: self._free,
+            calls.FreeSegmentCall: self._free_segment,
+            calls.FreeSegmentsCall: self._free_segments,
+            calls.FreePageIdsCall: self._free_page_ids,
+            calls.GroupBeginCall: self._group_begin,
+            calls.GroupEndCall: self._group_end,
+            calls.ClobberCall: self._clobber,
+            calls.ClearCall: self._clear,
+            calls.ResizeCall: self._resize,
+        }
+
+    def apply(self, call: Call) -> Answer:
+        """See `protocol.Subject`."""
+        answer = Answer()
+        output: torch.Tensor | None = None
+        self._inputs.clear()
+        try:
+            with self._watch.open():
+                output = self._handlers[type(call)](call)
+        except Exception as error:  # whatever an allocator raises is an answer, to be judged by others
+            answer.error = error
+        answer.slots, answer.damage = self._watch.read(output)
+        if output is not None:
+            self._last_output = output
+            answer.dtype = str(output.dtype).removeprefix("torch.")
+        if self._inputs:
+            answer.damage += tuple(self._changed_inputs())
+        answer.available = int(self._allocator.available_size())
+        return answer
+
+    def observe(self) -> State:
+        """See `protocol.Subject`."""
+        return self._surface.lists(self._allocator)
+
+    # --- the calls --------------------------------------------------------------------------------
+
+    def _alloc(self, call: calls.AllocCall) -> torch.Tensor | None:
+        return self._output(self._allocator.alloc(call.need))
+
+    def _extend(self, call: calls.ExtendCall) -> torch.Tensor | None:
+        prefix, prefix_cpu = self._lens("prefix_lens", call.prefix_lens)
+        seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
+        last_loc = self._input("last_loc", call.last_locs)
+        if self._surface.cpu_lens:
+            return self._output(
+                self._allocator.alloc_extend(prefix, prefix_cpu, seq, seq_cpu, last_loc, call.tokens)
+            )
+        return self._output(self._allocator.alloc_extend(prefix, seq, last_loc, call.tokens))
+
+    def _decode(self, call: calls.DecodeCall) -> torch.Tensor | None:
+        seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
+        last_loc = self._input("last_loc", call.last_locs)
+        if self._surface.cpu_lens:
+            return self._output(self._allocator.alloc_decode(seq, seq_cpu, last_loc))
+        return self._output(self._allocator.alloc_decode(seq, last_loc))
+
+    def _free(self, call: calls.FreeCall) -> None:
+        self._allocator.free(self._given(call.slots))
+
+    def _free_segment(self, call: calls.FreeSegmentCall) -> None:
+        self._allocator.free_segment(self._given(call.slots), start_pos=call.start)
+
+    def _free_segments(self, call: calls.FreeSegmentsCall) -> None:
+        self._forget_given()
+        segments = [(self._row_tensor(slots), start) for slots, start in call.segments]
+        self._slots_given.extend(slots for slots, _ in segments)
+        self._allocator.free_segments(segments)
+
+    def _free_page_ids(self, call: calls.FreePageIdsCall) -> None:
+        self._forget_given()
+        pages = torch.tensor(call.pages, dtype=torch.int64, device=self._device)
+        self._pages_given.append(pages)
+        self._allocator.free_page_ids(pages)
+
+    def _group_begin(self, _call: calls.GroupBeginCall) -> None:
+        self._forget_given()
+        self._allocator.free_group_begin()
+        self._in_group = True
+
+    def _group_end(self, _call: calls.GroupEndCall) -> None:
+        self._in_group = False
+        self._allocator.free_group_end()
+
+    def _clobber(self, call: calls.ClobberCall) -> None:
+        for slots in self._slots_given:
+            slots.fill_(call.slot)
+        for pages in self._pages_given:
+            pages.fill_(call.slot // self._config.page_size)
+        if self._last_output is not None:
+            self._last_output.fill_(call.slot)
+
+    def _clear(self, _call: calls.ClearCall) -> None:
+        self._allocator.clear()
+        self._in_group = False
+        self._shift_window()
+
+    def _resize(self, call: calls.ResizeCall) -> None:
+        self._allocator.resize(self._surface.resize(call.size))
+        self._in_group = False
+        self._shift_window()
+
+    # --- tensors ----------------------------------------------------------------------------------
+
+    def _output(self, output: Any) -> torch.Tensor | None:
+        if output is None or isinstance(output, torch.Tensor):
+            return output
+        raise TypeError(f"an allocation answered with a {type(output).__name__}, neither None nor a tensor")
+
+    def _lens(self, name: str, lens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lengths on the device, and their host copy (never one tensor: a caller has two)."""
+        return self._input(name, lens), torch.tensor(lens, dtype=torch.int64)
+
+    def _input(self, name: str, values: list[int]) -> torch.Tensor:
+        tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
+        self._inputs.append((name, tensor, values))
+        return tensor
+
+    def _changed_inputs(self) -> list[Damage]:
+        changed: list[Damage] = []
+        for name, tensor, values in self._inputs:
+            now = tensor.tolist()
+            if now != values:
+                changed.append(Damage("input-changed", name, f"was {values[:8]}, is {now[:8]}"))
+        return changed
+
+    def _row_tensor(self, slots: list[int]) -> torch.Tensor:
+        return torch.tensor(slots, dtype=self._row_dtype, device=self._device)
+
+    def _given(self, slots: list[int]) -> torch.Tensor:
+        """A slot tensor for a free, remembered as the caller's own."""
+        self._forget_given()
+        tensor = self._row_tensor(slots)
+        self._slots_given.append(tensor)
+        return tensor
+
+    def _forget_given(self) -> None:
+        """Outside a group only the last free's tensors matter."""
+        if not self._in_group:
+            self._slots_given.clear()
+            self._pages_given.clear()
+
+    def _shift_window(self) -> None:
+        """Make the pool a window onto a larger one, by renumbering its fresh free list."""
+        if self._config.page_offset:
+            name = free_list_name(self._allocator)
+            setattr(self._allocator, name, getattr(self._allocator, name) + self._config.page_offset)
