@@ -11,6 +11,7 @@ from typing import Any, Final, Union
 
 import msgspec
 
+from kvproof.model.base import Outcome
 from kvproof.model.config import Config, validate
 from kvproof.model.errors import UserError
 from kvproof.model.ops import MISUSES, OP_TYPES, Misuse, Op
@@ -20,6 +21,14 @@ FORMAT_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 32 << 20
 MAX_OPS: Final = 1_000_000
 MAX_NUMBER: Final = 1 << 40
+
+OUTCOME_WORDS: Final = {
+    Outcome.OOM: "None",
+    Outcome.DONE: "done",
+    Outcome.REFUSED: "refused",
+    Outcome.NOTHING: "no call",
+}
+"""How a file says what the right answer to an op is, where it is not slots."""
 
 
 class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,8 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class TraceFile(msgspec.Struct, frozen=True):
-    """A decoded file: the trace; the right outcome of each op, in words, where a person wrote them down
-    ("None", "done", "refused", "no call" or the slots); and what the trace showed, where it failed."""
+    """A decoded file: the trace; the right outcome of each op, the slots or one of `OUTCOME_WORDS`, where a
+    person wrote them down; and what the trace showed, where it failed."""
 
     trace: Trace
     outcomes: tuple[str | list[int], ...] | None = None
@@ -122,8 +131,7 @@ def decode(data: bytes, name: str) -> TraceFile:
         _plain(Config, wire.config), tuple(_plain(_OP_OF_WIRE[type(op)], op) for op in wire.ops), _plain(Origin, wire.origin)
     )
     _check_bounds(trace, name)
-    if wire.outcomes is not None and len(wire.outcomes) != len(trace.ops):
-        raise UserError(f"{name}: $.outcomes has {len(wire.outcomes)} entries for {len(trace.ops)} ops; give one an op")
+    _check_outcomes(wire.outcomes, trace, name)
     return TraceFile(trace, wire.outcomes, wire.evidence)
 
 
@@ -150,6 +158,17 @@ def _check_bounds(trace: Trace, name: str) -> None:
         for entry in fields(op):
             if not _small(getattr(op, entry.name)):
                 raise UserError(f"{name}: $.ops[{index}].{entry.name} holds a number beyond 2**40")
+
+
+def _check_outcomes(outcomes: tuple[str | list[int], ...] | None, trace: Trace, name: str) -> None:
+    if outcomes is None:
+        return
+    if len(outcomes) != len(trace.ops):
+        raise UserError(f"{name}: $.outcomes has {len(outcomes)} entries for {len(trace.ops)} ops; give one an op")
+    known = OUTCOME_WORDS.values()
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, str) and outcome not in known:
+            raise UserError(f"{name}: $.outcomes[{index}] is {outcome!r}; give the slots, or one of: {', '.join(known)}")
 
 
 def _small(value: object) -> bool:

@@ -14,6 +14,7 @@ ROW_DTYPES = ("int64", "int32")
 MAX_PAGES = 1 << 20
 MAX_PAGE_SIZE = 1 << 16
 MAX_SLOT = 1 << 40
+_INT32_SLOTS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class Config:
         """Usable pages."""
         return self.size // self.page_size
 
+    @property
+    def most_pages(self) -> int:
+        """How many pages the pool may grow to: its slots must fit the row dtype, and stay in 0..2**40."""
+        slots = _INT32_SLOTS if self.row_dtype == "int32" else MAX_SLOT
+        return min(MAX_PAGES, slots // self.page_size - self.page_offset - 1)
+
     def resized(self, size: int) -> "Config":
         """This config with another size, in slots."""
         return Config(
@@ -65,7 +72,7 @@ def validate(config: Config) -> Config:
     top_slot = (config.page_offset + config.num_pages + 1) * config.page_size
     if config.page_offset < 0 or top_slot > MAX_SLOT:
         raise UserError(f"config.page_offset is {config.page_offset}; slots must stay in 0..2**40")
-    if config.row_dtype == "int32" and top_slot > 1 << 31:
+    if config.row_dtype == "int32" and top_slot > _INT32_SLOTS:
         raise UserError("config.row_dtype is 'int32', but the pool's slots reach beyond 2**31; use 'int64'")
     if config.checked and config.page_offset:
         raise UserError("config.checked and config.page_offset exclude each other: a checked pool knows its range")

@@ -54,7 +54,7 @@ def _pages_twice(model: AllocatorModel, row: int) -> calls.Call | None:
 def _unaligned_alloc(model: AllocatorModel, _row: int) -> calls.Call | None:
     if model.page_size == 1 or not model.free_pages:
         return None
-    return calls.AllocCall(model.page_size + 1 if model.page_size > 1 else 1)
+    return calls.AllocCall(model.page_size + 1)
 
 
 def _negative_alloc(model: AllocatorModel, _row: int) -> calls.Call | None:

@@ -97,7 +97,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """`resize` to this many pages (at least 1, clipped) plus `spare` slots that fill no page; clears."""
+    """`resize` to this many pages (at least 1, at most `Config.most_pages`) plus `spare` slots that fill no page; clears."""
 
     pages: int
     spare: int = 0

@@ -12,7 +12,6 @@ from typing import Any
 
 from kvproof.model import calls, ops
 from kvproof.model.base import AllocatorModel, Expectation, Growth, Outcome, Row
-from kvproof.model.config import MAX_PAGES
 from kvproof.model.marks import Mark
 from kvproof.model.misuse import misuse_call
 from kvproof.model.ops import Op
@@ -267,7 +266,7 @@ class PagedModel(AllocatorModel):
         return self._done(calls.ClearCall())
 
     def _resize(self, op: ops.Resize) -> Expectation:
-        pages = min(max(op.pages, 1), MAX_PAGES)
+        pages = min(max(op.pages, 1), self.config.most_pages)
         size = pages * self.page_size + op.spare % self.page_size
         if pages != self.config.num_pages:
             self.marks[Mark.GROWN if pages > self.config.num_pages else Mark.SHRUNK] += 1

@@ -35,7 +35,7 @@ class NullSubject:
 class Null:
     """Factory and target in one: there is nothing to load."""
 
-    name = "null"
+    name = release = "null"
     path = "model"
     stood_in: tuple[str, ...] = ()
     capabilities = Capabilities(ALLOCATORS, exact=True, checked=True, refuses=frozenset(MISUSES))

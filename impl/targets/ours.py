@@ -1,6 +1,7 @@
 """Our own allocators as targets: `kvproof` (the kernels where they can run) and `reference` (torch alone)."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
@@ -14,12 +15,21 @@ from kvproof.model.errors import UserError
 from kvproof.model.ops import MISUSES
 
 
-def _construct(config: Config, device: str, *, kernels: bool) -> Any:
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """The two allocator classes a target speaks to: ours, or those of a copy of our package (`planted`)."""
+
+    token: type[TokenToKVPoolAllocator]
+    paged: type[PagedTokenToKVPoolAllocator]
+
+
+OURS: Final = Classes(TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
+
+
+def _construct(classes: Classes, config: Config, device: str, *, kernels: bool) -> Any:
     if config.allocator == "token":
-        return TokenToKVPoolAllocator(
-            config.size, torch.float16, device, None, config.need_sort, checked=config.checked
-        )
-    allocator = PagedTokenToKVPoolAllocator(
+        return classes.token(config.size, torch.float16, device, None, config.need_sort, checked=config.checked)
+    allocator = classes.paged(
         config.size, config.page_size, torch.float16, device, None, config.need_sort, checked=config.checked
     )
     allocator.use_triton_kernels = kernels
@@ -38,7 +48,8 @@ def _as_given(size: int) -> int:
 class Kvproof:
     """Factory and target in one."""
 
-    name = "kvproof"
+    name = release = "kvproof"
+    classes = OURS
     stood_in: tuple[str, ...] = ()
     capabilities = Capabilities(ALLOCATORS, exact=True, checked=True, refuses=frozenset(MISUSES))
 
@@ -65,7 +76,7 @@ class Kvproof:
         """See `protocol.Target`."""
 
         def construct(config: Config, device: str) -> Any:
-            return _construct(config, device, kernels=self._kernels)
+            return _construct(self.classes, config, device, kernels=self._kernels)
 
         surface = Surface(construct, True, _as_given, _lists)
         return TensorSubject(surface, config, self._ticket.device, self._watch)
@@ -80,7 +91,7 @@ class Kvproof:
 class Reference(Kvproof):
     """The same allocators by plain torch, without kernels."""
 
-    name = "reference"
+    name = release = "reference"
 
     @staticmethod
     def _takes_kernels(ticket: Ticket) -> bool:

@@ -113,6 +113,12 @@ class Target(Protocol):
         ...
 
     @property
+    def release(self) -> str:
+        """Whose code and which version it is, however it was named: "sglang 0.5.23" for a checkout as well.
+        Known faults are listed by it."""
+        ...
+
+    @property
     def path(self) -> str:
         """The path in use: "torch" or "kernels" ("model" for null)."""
         ...

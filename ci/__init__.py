@@ -1,0 +1,1 @@
+"""What people and pipelines run: command line, campaigns, workers, reports, doctor, bench."""

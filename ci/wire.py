@@ -1,0 +1,159 @@
+"""What the command line and its worker processes say to one another: JSON, one message a line.
+
+Traces travel in their file form (`corpus.format`), so a message can be read, stored and replayed by hand.
+"""
+
+from typing import Any
+
+import msgspec
+
+from kvproof.corpus.format import TraceFile, decode, encode
+from kvproof.impl.targets.protocol import Capabilities
+from kvproof.model.marks import Mark
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.lease import Lease, Verdict
+
+
+class Setup(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a worker: load this target."""
+
+    target: str
+    path: str
+    device: str
+    audited: bool
+
+
+class RunLease(msgspec.Struct, tag=True, frozen=True):
+    """Run this lease; answered by LeaseDone."""
+
+    lease: Lease
+
+
+class Confirm(msgspec.Struct, tag=True, frozen=True):
+    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result."""
+
+    trace: str
+    failure: Failure
+    times: int
+    most_runs: int
+
+
+class Replay(msgspec.Struct, tag=True, frozen=True):
+    """Run a trace `times` times, whatever comes; answered by Replayed."""
+
+    trace: str
+    times: int
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The target is loaded. release: for the list of known faults, as in "sglang 0.5.23"."""
+
+    name: str
+    release: str
+    path: str
+    capabilities: Capabilities
+    stood_in: tuple[str, ...]
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """What was asked cannot be done: one line for people, and the exit code it deserves."""
+
+    message: str
+    exit_code: int
+
+
+class FoundLine(msgspec.Struct, frozen=True):
+    """One failure of a lease. trace: the file form, cut behind the failing op."""
+
+    failure: Failure
+    trace: str
+
+
+class LeaseDone(msgspec.Struct, tag=True, frozen=True):
+    """A verdict. Times stay out of it (see `properties.lease`)."""
+
+    lease: int
+    lane: str
+    traces: int
+    relations: int
+    checked: int
+    idle: int
+    skipped: dict[str, int]
+    accepted: dict[str, str]
+    marks: dict[str, int]
+    seen: dict[str, int]
+    found: list[FoundLine]
+
+
+class Confirmed(msgspec.Struct, tag=True, frozen=True):
+    """failed of times: replays of the trace as found. trace: the smallest; runs: candidates tried. failure:
+    of the smallest; None when it never came again."""
+
+    failed: int
+    times: int
+    trace: str
+    failure: Failure | None
+    runs: int
+    failed_small: int
+
+
+class Replayed(msgspec.Struct, tag=True, frozen=True):
+    """failures of each replay, what the misuses among the ops were answered with, skipped ops by name."""
+
+    runs: list[list[Failure]]
+    accepted: dict[str, str]
+    skipped: dict[str, int]
+    checked: int
+
+
+Request = Setup | RunLease | Confirm | Replay
+Reply = Ready | Refused | LeaseDone | Confirmed | Replayed
+
+_requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
+_replies: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Reply)
+
+
+def to_line(message: Request | Reply) -> bytes:
+    """The message as one line of JSON."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def request_of(line: bytes) -> Request:
+    """Raises msgspec.MsgspecError when the line is no request."""
+    request: Request = _requests.decode(line)
+    return request
+
+
+def reply_of(line: bytes) -> Reply:
+    """Raises msgspec.MsgspecError when the line is no reply."""
+    reply: Reply = _replies.decode(line)
+    return reply
+
+
+def text_of(trace: Trace) -> str:
+    """The trace's file form."""
+    return encode(TraceFile(trace)).decode()
+
+
+def trace_of(text: str) -> Trace:
+    """The trace of a file form."""
+    return decode(text.encode(), "message").trace
+
+
+def lease_done(verdict: Verdict) -> LeaseDone:
+    """A verdict as a message: maps sorted, so that equal verdicts are equal bytes."""
+    tally = verdict.tally
+    return LeaseDone(
+        lease=verdict.lease,
+        lane=verdict.lane,
+        traces=verdict.traces,
+        relations=verdict.relations,
+        checked=tally.checked,
+        idle=tally.idle,
+        skipped=dict(sorted(tally.skipped.items())),
+        accepted=dict(sorted(tally.accepted.items())),
+        marks={mark.name: verdict.marks[mark] for mark in Mark if verdict.marks[mark]},
+        seen=dict(sorted(verdict.seen.items())),
+        found=[FoundLine(found.failure, text_of(found.trace)) for found in verdict.found.values()],
+    )

@@ -1,0 +1,103 @@
+"""A worker: one process, one loaded target, requests on standard input, replies on standard output.
+
+Started as `python -m kvproof.ci.worker` by `process.py`, which sets Triton's environment first. Whatever a
+target prints goes to standard error, so that it cannot garble a reply. Not here: what happens when a worker
+dies or hangs.
+"""
+
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from kvproof.ci import wire
+from kvproof.impl.targets.protocol import Target, Ticket
+from kvproof.impl.targets.registry import load_target
+from kvproof.model.errors import KvproofError
+from kvproof.properties import replay
+from kvproof.properties.hypothesis_lane import run_hypothesis_lease
+from kvproof.properties.lease import run_lease
+
+
+def main() -> int:
+    """Serve until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command line's to handle
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    target: Target | None = None
+    for line in sys.stdin.buffer:
+        try:
+            request = wire.request_of(line)
+            if isinstance(request, wire.Setup):
+                target = _load(request)
+                reply: wire.Reply = _ready(target)
+            elif target is None:
+                reply = wire.Refused("the first request must be Setup", 3)
+            else:
+                reply = _serve(target, request)
+        except KvproofError as error:
+            reply = wire.Refused(str(error), error.exit_code)
+        except msgspec.MsgspecError as error:
+            reply = wire.Refused(f"not a request: {error}", 3)
+        _send(replies, reply)
+    return 0
+
+
+def _send(replies: BinaryIO, reply: wire.Reply) -> None:
+    replies.write(wire.to_line(reply))
+    replies.flush()
+
+
+def _load(setup: wire.Setup) -> Target:
+    import torch
+
+    # Calls are small; threads would only fight over the cores that other workers use.
+    torch.set_num_threads(1)
+    return load_target(setup.target, Ticket("", setup.path, setup.device, setup.audited))
+
+
+def _ready(target: Target) -> wire.Ready:
+    return wire.Ready(target.name, target.release, target.path, target.capabilities, target.stood_in)
+
+
+def _serve(target: Target, request: wire.Request) -> wire.Reply:
+    match request:
+        case wire.RunLease(lease):
+            run = run_hypothesis_lease if lease.lane == "hypothesis" else run_lease
+            return wire.lease_done(run(target, lease))
+        case wire.Confirm():
+            return _confirm(target, request)
+        case wire.Replay():
+            return _replay(target, request)
+        case wire.Setup():
+            return wire.Refused("a worker serves one target", 3)
+
+
+def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
+    trace, failure = wire.trace_of(request.trace), request.failure
+    again = [replay.find(target, trace, failure) for _ in range(request.times)]
+    failed = sum(found is not None for found in again)
+    if not failed:
+        return wire.Confirmed(0, request.times, request.trace, None, 0, 0)
+    small, runs = trace, 0
+    if request.most_runs:
+        small, runs = replay.shrink(target, trace, failure, most_runs=request.most_runs)
+    finds = [replay.find(target, small, failure) for _ in range(request.times)]
+    last = next((found for found in finds if found is not None), failure)
+    failed_small = sum(found is not None for found in finds)
+    return wire.Confirmed(failed, request.times, wire.text_of(small), last, runs, failed_small)
+
+
+def _replay(target: Target, request: wire.Replay) -> wire.Reply:
+    trace = wire.trace_of(request.trace)
+    results = [replay.replay(target, trace) for _ in range(request.times)]
+    tally = results[-1].tally
+    return wire.Replayed(
+        [result.failures for result in results], tally.accepted, dict(tally.skipped), tally.checked
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

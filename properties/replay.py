@@ -1,0 +1,49 @@
+"""Replaying: does this trace still fail on this target, and does it fail every time?"""
+
+from kvproof.impl.targets.protocol import Target
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.relations import RELATIONS, check_paths, check_relation
+from kvproof.properties.run import Result, run_trace
+from kvproof.properties.shrink import Shrinker
+
+
+def is_relation(op: str) -> bool:
+    """Whether a failure's op names a relation (two runs) and not a step: ops are spelt CamelCase."""
+    return op[:1].islower()
+
+
+def replay(target: Target, trace: Trace, *, relations: bool = True, misuse_fails: bool = True) -> Result:
+    """Run the trace, looking after every op; when it passes, ask every relation as well."""
+    result = run_trace(target, trace, misuse_fails=misuse_fails, record=True)
+    if relations and not result.failures and not result.tally.accepted:
+        for relation in RELATIONS:
+            failure = check_relation(target, trace, result, relation)
+            if failure is not None:
+                result.failures.append(failure)
+        failure = check_paths(target, trace, result)
+        if failure is not None:
+            result.failures.append(failure)
+    return result
+
+
+def find(target: Target, trace: Trace, failure: Failure) -> Failure | None:
+    """The failure with the same fingerprint when the trace is run again, or None."""
+    result = replay(target, trace, relations=is_relation(failure.op), misuse_fails=is_misuse(failure))
+    return next((again for again in result.failures if again.fingerprint == failure.fingerprint), None)
+
+
+def is_misuse(failure: Failure) -> bool:
+    """Whether the failure is a misuse that was taken."""
+    return failure.op == "Misuse"
+
+
+def shrink(target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4000) -> tuple[Trace, int]:
+    """The smallest trace with the same fingerprint, and how many runs it took."""
+
+    def reproduce(candidate: Trace) -> int | None:
+        again = find(target, candidate, failure)
+        return None if again is None else again.step
+
+    shrinker = Shrinker(reproduce, trace, most_runs=most_runs)
+    return shrinker.shrink(), shrinker.runs

@@ -1,0 +1,239 @@
+"""The shrinker: the smallest trace that still shows the same failure.
+
+Moves, again and again until none helps: leave ops out (large pieces first), make the config plainer, make
+single ops plainer, take pages from pool and row together, leave rows out. A candidate counts when the same fingerprint comes again, so shrinking never slides
+from one fault to another. Every list of ops is valid for every config, so there is nothing to repair.
+
+Deterministic: no clock, only a bound on runs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from kvproof.model import ops
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import Config, validate
+from kvproof.model.errors import UserError
+from kvproof.model.ops import Op
+from kvproof.model.trace import Trace
+
+Reproduce = Callable[[Trace], int | None]
+"""Runs a trace; the index of the op that fails with the fingerprint sought, or None."""
+
+_PLAIN_PAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_PLAIN_PAGE_SIZES: Final = (1, 2, 4, 8, 16)
+_FREES: Final = (ops.FreeSegment, ops.FreeSegments, ops.FreePages)
+
+
+class Shrinker:
+    """Shrinks one trace. runs: how many candidates were tried."""
+
+    def __init__(self, reproduce: Reproduce, trace: Trace, *, most_runs: int = 4000) -> None:
+        self._reproduce = reproduce
+        self._left = most_runs
+        self.runs = 0
+        self.best = trace
+
+    def shrink(self) -> Trace:
+        """The smallest trace found; the one given when it does not fail at all."""
+        if not self._try(self.best):
+            return self.best
+        before = None
+        while before != (self.best.config, self.best.ops) and self._left:
+            before = (self.best.config, self.best.ops)
+            self._drop_ops()
+            self._plain_config()
+            self._plain_ops()
+            self._tighten()
+            self._drop_rows()
+        return self.best
+
+    def _try(self, candidate: Trace) -> bool:
+        """Keep the candidate if it fails alike, cut behind the failing op."""
+        if not self._left:
+            return False
+        self._left -= 1
+        self.runs += 1
+        at = self._reproduce(candidate)
+        if at is None:
+            return False
+        self.best = replace(candidate, ops=candidate.ops[: at + 1])
+        return True
+
+    def _drop_ops(self) -> None:
+        size = max(1, len(self.best.ops) // 2)
+        while True:
+            end = len(self.best.ops)
+            while end > 0:
+                start = max(0, end - size)
+                kept = self.best.ops[:start] + self.best.ops[end:]
+                if kept:
+                    self._try(replace(self.best, ops=kept))
+                # A success may have cut the trace shorter than `start`.
+                end = min(start, len(self.best.ops))
+            if size == 1:
+                return
+            size //= 2
+
+    def _plain_config(self) -> None:
+        for candidate in self._configs():
+            if candidate != (self.best.config, self.best.ops):
+                self._try(replace(self.best, config=candidate[0], ops=candidate[1]))
+
+    def _configs(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+        """Plainer configs, each from the best so far; with another page size, ops scaled to it."""
+        yield replace(self.best.config, page_offset=0), self.best.ops
+        yield replace(self.best.config, checked=False), self.best.ops
+        yield replace(self.best.config, need_sort=False), self.best.ops
+        yield replace(self.best.config, row_dtype="int64"), self.best.ops
+        for page_size in _PLAIN_PAGE_SIZES:
+            config = self.best.config
+            if page_size < config.page_size:
+                smaller = replace(config, page_size=page_size, size=config.num_pages * page_size)
+                if _is_valid(smaller):
+                    yield smaller, tuple(_scaled(op, config.page_size, page_size) for op in self.best.ops)
+        for pages in _PLAIN_PAGES:
+            config = self.best.config
+            if pages * config.page_size < config.size:
+                yield replace(config, size=pages * config.page_size), self.best.ops
+
+    def _tighten(self) -> None:
+        """Take the same number of pages from the pool and from one row: exhaustion needs both to move."""
+        for index, op in enumerate(self.best.ops):
+            if isinstance(op, ops.Extend):
+                for place in range(len(op.entries)):
+                    self._tighten_entry(index, place)
+
+    def _tighten_entry(self, index: int, place: int) -> None:
+        pages = self.best.config.num_pages
+        while pages:
+            here = self.best.ops[index] if index < len(self.best.ops) else None
+            if not isinstance(here, ops.Extend) or place >= len(here.entries):
+                return
+            config = self.best.config
+            row, tokens = here.entries[place]
+            fewer = tokens - pages * config.page_size
+            if fewer < 0 or pages >= config.num_pages:
+                pages //= 2
+                continue
+            op = ops.Extend((*here.entries[:place], (row, fewer), *here.entries[place + 1 :]))
+            smaller = config.resized((config.num_pages - pages) * config.page_size)
+            changed = (*self.best.ops[:index], op, *self.best.ops[index + 1 :])
+            if not self._try(replace(self.best, config=smaller, ops=changed)):
+                pages //= 2
+
+    def _drop_rows(self) -> None:
+        """Leave out a new row and let later ops name the rows behind it by one less."""
+        index = 0
+        while index < len(self.best.ops):
+            op = self.best.ops[index]
+            if isinstance(op, ops.Extend):
+                for place, (row, _) in enumerate(op.entries):
+                    if row <= ops.NEW_ROW and self._drop_row(index, place):
+                        break
+                else:
+                    index += 1
+            else:
+                index += 1
+
+    def _drop_row(self, index: int, place: int) -> bool:
+        op = self.best.ops[index]
+        assert isinstance(op, ops.Extend)
+        model = model_for(self.best.config)
+        for earlier in self.best.ops[:index]:
+            model.apply(earlier)
+        gone = len(model.rows) + sum(row <= ops.NEW_ROW for row, _ in op.entries[:place])
+        shorter = ops.Extend((*op.entries[:place], *op.entries[place + 1 :]))
+        later = tuple(_renumbered(other, gone) for other in self.best.ops[index + 1 :])
+        between = (shorter,) if shorter.entries else ()
+        return self._try(replace(self.best, ops=(*self.best.ops[:index], *between, *later)))
+
+    def _plain_ops(self) -> None:
+        index = 0
+        while index < len(self.best.ops):
+            while self._plain_op(index):
+                pass
+            index += 1
+
+    def _plain_op(self, index: int) -> bool:
+        if index >= len(self.best.ops):
+            return False
+        here = self.best.ops
+        return any(
+            self._try(replace(self.best, ops=(*here[:index], op, *here[index + 1 :]))) for op in _plainer(here[index])
+        )
+
+
+def _renumbered(op: Op, gone: int) -> Op:
+    """The op with ordinals behind `gone` lowered by one."""
+
+    def lower(row: int) -> int:
+        return row - 1 if row > gone else row
+
+    if isinstance(op, ops.Extend):
+        return ops.Extend(tuple((lower(row), tokens) for row, tokens in op.entries))
+    if isinstance(op, (ops.Decode, ops.Free)):
+        return replace(op, rows=tuple(lower(row) for row in op.rows))
+    if isinstance(op, (*_FREES, ops.Misuse)):
+        return replace(op, row=lower(op.row))
+    return op
+
+
+def _is_valid(config: Config) -> bool:
+    try:
+        validate(config)
+    except UserError:
+        return False
+    return True
+
+
+def _scaled(op: Op, old: int, new: int) -> Op:
+    """Lengths in pages of another size: as many whole pages, and as near to the page's end."""
+    if isinstance(op, ops.Extend):
+        return ops.Extend(tuple((row, _scale(tokens, old, new)) for row, tokens in op.entries))
+    if isinstance(op, ops.Free):
+        return replace(op, keep=_scale(op.keep, old, new))
+    if isinstance(op, (ops.FreeSegment, ops.FreeSegments)):
+        return replace(op, start=_scale(op.start, old, new))
+    return op
+
+
+def _scale(tokens: int, old: int, new: int) -> int:
+    pages, rest = divmod(tokens, old)
+    return pages * new + min(rest, new - 1)
+
+
+def _plainer(op: Op) -> Iterator[Op]:
+    """Plainer ops that might do as well, the boldest first."""
+    if isinstance(op, _FREES):
+        yield ops.Free((op.row,))
+    if isinstance(op, ops.Extend):
+        yield from (ops.Extend(entries) for entries in _plainer_tuples(op.entries))
+        for index, (row, tokens) in enumerate(op.entries):
+            for entry in [(row, fewer) for fewer in _lower(tokens)] + [(ops.NEW_ROW, tokens)] * (row > 0):
+                yield ops.Extend((*op.entries[:index], entry, *op.entries[index + 1 :]))
+        return
+    for field in fields(op):
+        value: Any = getattr(op, field.name)
+        if isinstance(value, tuple):
+            values: list[Any] = list(_plainer_tuples(value))
+            values += [(*value[:i], low, *value[i + 1 :]) for i, item in enumerate(value) for low in _lower(item)]
+        elif isinstance(value, bool):
+            values = [False] if value else []
+        else:
+            values = list(_lower(value)) if isinstance(value, int) else []
+        yield from (replace(op, **{field.name: plainer}) for plainer in values)
+
+
+def _plainer_tuples(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if len(items) > 3:
+        yield items[: len(items) // 2]
+        yield items[len(items) // 2 :]
+    for index in range(len(items)):
+        yield items[:index] + items[index + 1 :]
+
+
+def _lower(number: int) -> Iterator[int]:
+    """Smaller numbers: none, one, half, one less."""
+    yield from dict.fromkeys(low for low in (0, 1, number // 2, number - 1) if 0 <= low < number)
