@@ -13,6 +13,7 @@ from kvproof.model.marks import Mark
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 from kvproof.properties.lease import Lease, Verdict
+from kvproof.properties.pagemap import PageMaps
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
@@ -44,6 +45,10 @@ class Replay(msgspec.Struct, tag=True, frozen=True):
 
     trace: str
     times: int
+
+
+class RunControls(msgspec.Struct, tag=True, frozen=True):
+    """Run the canary and the quick planted faults; answered by ControlsDone."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -87,28 +92,37 @@ class LeaseDone(msgspec.Struct, tag=True, frozen=True):
 
 
 class Confirmed(msgspec.Struct, tag=True, frozen=True):
-    """failed of times: replays of the trace as found. trace: the smallest; runs: candidates tried. failure:
-    of the smallest; None when it never came again."""
+    """failed of times: replays of the trace as found. trace: the smallest; runs: candidates tried.
+    failed_small: replays of it that failed. failure, maps: of the smallest; None when it never came again."""
 
     failed: int
     times: int
     trace: str
-    failure: Failure | None
-    runs: int
-    failed_small: int
+    failure: Failure | None = None
+    maps: PageMaps | None = None
+    runs: int = 0
+    failed_small: int = 0
 
 
 class Replayed(msgspec.Struct, tag=True, frozen=True):
-    """failures of each replay, what the misuses among the ops were answered with, skipped ops by name."""
+    """failures of each replay; maps: of the first failure. accepted, skipped, checked: see Tally."""
 
     runs: list[list[Failure]]
+    maps: PageMaps | None
     accepted: dict[str, str]
     skipped: dict[str, int]
     checked: int
 
 
-Request = Setup | RunLease | Confirm | Replay
-Reply = Ready | Refused | LeaseDone | Confirmed | Replayed
+class ControlsDone(msgspec.Struct, tag=True, frozen=True):
+    """Planted faults by name: caught, and missed."""
+
+    caught: tuple[str, ...]
+    missed: tuple[str, ...]
+
+
+Request = Setup | RunLease | Confirm | Replay | RunControls
+Reply = Ready | Refused | LeaseDone | Confirmed | Replayed | ControlsDone
 
 _requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
 _replies: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Reply)

@@ -16,9 +16,10 @@ from kvproof.ci import wire
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
 from kvproof.model.errors import KvproofError
-from kvproof.properties import replay
+from kvproof.properties import controls, replay
 from kvproof.properties.hypothesis_lane import run_hypothesis_lease
 from kvproof.properties.lease import run_lease
+from kvproof.properties.pagemap import page_maps
 
 
 def main() -> int:
@@ -71,6 +72,8 @@ def _serve(target: Target, request: wire.Request) -> wire.Reply:
             return _confirm(target, request)
         case wire.Replay():
             return _replay(target, request)
+        case wire.RunControls():
+            return _controls()
         case wire.Setup():
             return wire.Refused("a worker serves one target", 3)
 
@@ -80,23 +83,31 @@ def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
     again = [replay.find(target, trace, failure) for _ in range(request.times)]
     failed = sum(found is not None for found in again)
     if not failed:
-        return wire.Confirmed(0, request.times, request.trace, None, 0, 0)
+        return wire.Confirmed(0, request.times, request.trace)
     small, runs = trace, 0
     if request.most_runs:
         small, runs = replay.shrink(target, trace, failure, most_runs=request.most_runs)
     finds = [replay.find(target, small, failure) for _ in range(request.times)]
     last = next((found for found in finds if found is not None), failure)
     failed_small = sum(found is not None for found in finds)
-    return wire.Confirmed(failed, request.times, wire.text_of(small), last, runs, failed_small)
+    maps = page_maps(target, small, last)
+    return wire.Confirmed(failed, request.times, wire.text_of(small), last, maps, runs, failed_small)
 
 
 def _replay(target: Target, request: wire.Replay) -> wire.Reply:
     trace = wire.trace_of(request.trace)
     results = [replay.replay(target, trace) for _ in range(request.times)]
+    failures = [result.failures for result in results]
+    first = next((run[0] for run in failures if run), None)
+    maps = None if first is None else page_maps(target, trace, first)
     tally = results[-1].tally
-    return wire.Replayed(
-        [result.failures for result in results], tally.accepted, dict(tally.skipped), tally.checked
-    )
+    return wire.Replayed(failures, maps, tally.accepted, dict(tally.skipped), tally.checked)
+
+
+def _controls() -> wire.Reply:
+    done = controls.quick_controls()
+    caught = tuple(control.name for control in done if control.passed)
+    return wire.ControlsDone(caught, tuple(control.name for control in done if not control.passed))
 
 
 if __name__ == "__main__":

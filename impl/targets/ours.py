@@ -28,7 +28,9 @@ OURS: Final = Classes(TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
 
 def _construct(classes: Classes, config: Config, device: str, *, kernels: bool) -> Any:
     if config.allocator == "token":
-        return classes.token(config.size, torch.float16, device, None, config.need_sort, checked=config.checked)
+        return classes.token(
+            config.size, torch.float16, device, None, config.need_sort, checked=config.checked
+        )
     allocator = classes.paged(
         config.size, config.page_size, torch.float16, device, None, config.need_sort, checked=config.checked
     )
@@ -59,7 +61,9 @@ class Kvproof:
         self._ticket = ticket
         self._kernels = self._takes_kernels(ticket)
         if self._kernels and ticket.device == "cpu" and not interpreter_on():
-            raise UserError("kernels on the CPU need Triton's interpreter; set TRITON_INTERPRET=1, or use --path torch")
+            raise UserError(
+                "kernels on the CPU need Triton's interpreter; set TRITON_INTERPRET=1, or use --path torch"
+            )
         # Interpreted kernels are audited in any case: that launcher is also the faster one.
         self._watch = process_watch(audited=ticket.audited or (self._kernels and ticket.device == "cpu"))
 

@@ -27,6 +27,7 @@ from kvproof.model.errors import InfrastructureError, UserError
 
 _CHECKED_VARIABLE = "SGLANG_DEBUG_MEMORY_POOL"
 _CALL_OF_OP = {
+    "Alloc": "alloc",
     "FreeSegment": "free_segment",
     "FreeSegments": "free_segments",
     "FreePages": "free_page_ids",

@@ -1,0 +1,260 @@
+"""A campaign: leases dealt to workers until the budget is spent, failures confirmed, one exit code.
+
+Leases are numbered and dealt in order; verdicts are reported in that same order whoever finished first. So a
+longer campaign of the same seed begins with the verdicts of a shorter one, byte for byte, in any number of
+workers. `seconds` only says when to stop dealing; `leases` says how many to deal.
+"""
+
+import queue
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from kvproof.ci import wire
+from kvproof.ci.events import Event, FailureConfirmed, FailureFound, Finished, LeaseFinished, Reporter, Started
+from kvproof.ci.floors import shortfalls
+from kvproof.ci.process import Worker
+from kvproof.corpus.known import Known
+from kvproof.model.errors import InfrastructureError
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.lanes import Lane
+from kvproof.properties.lease import Lease
+from kvproof.properties.space import space_for
+
+REPLAYS = 3
+_ALLOCATOR_SHARES = {"paged": 3, "token": 1}
+_SHRINK_RUNS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to fuzz. seconds: stop dealing leases after so long; leases: deal at most so many; one is set."""
+
+    target: str
+    allocators: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    seed: int
+    seconds: float | None
+    leases: int | None
+    workers: int
+    misuse: bool
+    longest: int
+
+    def turns(self) -> list[tuple[Lane, str]]:
+        """The fixed round in which leases go to lanes and allocators, spread evenly."""
+        shares = [
+            (lane.shares * _ALLOCATOR_SHARES[allocator], lane, allocator)
+            for lane in self.lanes
+            for allocator in self.allocators
+            # The token allocator launches no kernels; audit it only when nothing else was asked for.
+            if lane.name != "audited" or allocator != "token" or len(self.lanes) == 1
+        ]
+        most = max(share for share, _, _ in shares)
+        return [(lane, allocator) for turn in range(most) for share, lane, allocator in shares if share > turn]
+
+
+@dataclass(slots=True)
+class _Totals:
+    checked: Counter[str] = field(default_factory=Counter)
+    by_allocator: dict[str, Counter[str]] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    accepted: dict[str, str] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    first: dict[str, tuple[Failure, Trace, Lane]] = field(default_factory=dict)
+    leases: int = 0
+
+
+class Campaign:
+    """Runs a plan, tells its reporters, and comes to an exit code."""
+
+    def __init__(self, plan: Plan, known: tuple[Known, ...], reporters: list[Reporter]) -> None:
+        self.plan = plan
+        self.results: queue.Queue[_Result] = queue.Queue()
+        self._known = known
+        self._reporters = reporters
+        self._turns = plan.turns()
+        self._lock = threading.Lock()
+        self._next = 0
+        self._deadline = float("inf")
+        self._stopped = False
+        self._ready: dict[str, wire.Ready] = {}
+        self._totals = _Totals()
+
+    def run(self) -> int:
+        """The whole campaign; the exit code. KeyboardInterrupt stops dealing and is raised again at the end."""
+        slots = [_Slot(self) for _ in range(self.plan.workers)]
+        with ExitStack() as cleanup:
+            for slot in slots:
+                cleanup.callback(slot.close)
+            self._start(slots[0])
+            started = time.monotonic()
+            if self.plan.seconds is not None:
+                self._deadline = started + self.plan.seconds
+            for slot in slots:
+                slot.start()
+            try:
+                self._collect(len(slots), started)
+            finally:
+                with self._lock:
+                    self._stopped = True
+        new = self._confirm_all()
+        return self._finish(new, time.monotonic() - started)
+
+    def deal(self) -> "_Dealt | None":
+        """The next lease, or None when the budget is spent. Called from every slot's thread."""
+        with self._lock:
+            plan = self.plan
+            spent = self._stopped or time.monotonic() >= self._deadline
+            if spent or (plan.leases is not None and self._next >= plan.leases):
+                return None
+            number = self._next
+            self._next += 1
+        lane, allocator = self._turns[number % len(self._turns)]
+        ready = self._ready[lane.name]
+        space = space_for(ready.capabilities, allocator, misuse=plan.misuse, slow=ready.path == "kernels")
+        lease = Lease(number, plan.seed, plan.target, lane.name, space, lane.lease_ops, plan.longest)
+        return _Dealt(lane, allocator, lease)
+
+    def _start(self, slot: "_Slot") -> None:
+        controls = self._controls(slot.worker(self.plan.lanes[0]))
+        for lane in dict.fromkeys(lane for lane, _ in self._turns):
+            self._ready[lane.name] = slot.worker(lane).ready
+        self._tell(
+            Started(
+                self.plan.target, self._ready, self.plan.allocators, self.plan.seed, self.plan.workers, controls
+            )
+        )
+
+    def _controls(self, worker: Worker) -> tuple[str, ...]:
+        """The canary must fail and the quick plants be caught, or nothing this harness says counts."""
+        done = worker.ask(wire.RunControls(), wire.ControlsDone)
+        if done.missed:
+            missed = ", ".join(done.missed)
+            raise InfrastructureError(f"the harness is blind: it missed {missed}; run `kvproof doctor`")
+        return done.caught
+
+    def _collect(self, seats: int, started: float) -> None:
+        """Take results as they come, and tell them in order of lease numbers."""
+        waiting: dict[int, tuple[_Dealt, wire.LeaseDone]] = {}
+        due = 0
+        while seats:
+            result = self.results.get()
+            if result is None:
+                seats -= 1
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                waiting[result[0].lease.number] = result
+            while due in waiting:
+                dealt, done = waiting.pop(due)
+                self._take(dealt, done, time.monotonic() - started)
+                due += 1
+
+    def _take(self, dealt: "_Dealt", done: wire.LeaseDone, elapsed: float) -> None:
+        totals = self._totals
+        totals.leases += 1
+        totals.checked[f"{dealt.allocator}/{dealt.lane.name}"] += done.checked
+        marks = totals.by_allocator.setdefault(dealt.allocator, Counter())
+        marks.update(done.marks)
+        marks["checked"] += done.checked
+        totals.skipped.update(done.skipped)
+        totals.accepted.update(done.accepted)
+        totals.seen.update(done.seen)
+        self._tell(LeaseFinished(done, dealt.allocator, sum(totals.checked.values()), elapsed))
+        for found in done.found:
+            fingerprint = found.failure.fingerprint
+            if fingerprint not in totals.first:
+                trace = wire.trace_of(found.trace)
+                totals.first[fingerprint] = (found.failure, trace, dealt.lane)
+                self._tell(FailureFound(found.failure, trace, done.lease))
+
+    def _confirm_all(self) -> bool:
+        """Every distinct failure in a fresh process of its own; whether any is new."""
+        new = False
+        for fingerprint, (failure, trace, lane) in self._totals.first.items():
+            known = next((entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None)
+            new |= known is None
+            request = wire.Confirm(wire.text_of(trace), failure, REPLAYS, _SHRINK_RUNS)
+            with Worker(self.plan.target, lane) as worker:
+                confirmed = worker.ask(request, wire.Confirmed)
+            reason = None if known is None else f"{known.judgement}: {known.reason}"
+            self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))
+        return new
+
+    def _release(self, lane: Lane) -> str:
+        return self._ready[lane.name].release
+
+    def _finish(self, new: bool, elapsed: float) -> int:
+        totals = self._totals
+        capabilities = next(iter(self._ready.values())).capabilities
+        problems = [] if self.plan.misuse else shortfalls(
+            sum(totals.checked.values()), totals.by_allocator, capabilities.lacks, capabilities.page_offset
+        )
+        lacks = {name: 0 for name in sorted(capabilities.lacks)}
+        exit_code = 1 if new else 3 if problems else 4 if totals.first else 0
+        marks: Counter[str] = Counter()
+        for reached in totals.by_allocator.values():
+            marks.update(reached)
+        del marks["checked"]
+        self._tell(
+            Finished(
+                exit_code,
+                elapsed,
+                totals.leases,
+                dict(totals.checked),
+                dict(marks),
+                {**lacks, **totals.skipped},
+                totals.accepted,
+                problems,
+            )
+        )
+        return exit_code
+
+    def _tell(self, event: Event) -> None:
+        for reporter in self._reporters:
+            reporter.report(event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    lane: Lane
+    allocator: str
+    lease: Lease
+
+
+_Result = tuple[_Dealt, wire.LeaseDone] | BaseException | None
+"""A verdict, what ended a slot's thread early, or None: a slot's last word."""
+
+
+class _Slot(threading.Thread):
+    """One seat of work: takes the next lease, asks the lane's process, hands the verdict on."""
+
+    def __init__(self, campaign: "Campaign") -> None:
+        super().__init__(daemon=True)
+        self._campaign = campaign
+        self._workers: dict[str, Worker] = {}
+
+    def run(self) -> None:
+        """Until nothing is dealt any more."""
+        campaign = self._campaign
+        try:
+            while (dealt := campaign.deal()) is not None:
+                done = self.worker(dealt.lane).ask(wire.RunLease(dealt.lease), wire.LeaseDone)
+                campaign.results.put((dealt, done))
+            campaign.results.put(None)
+        except BaseException as error:  # whatever it is, the campaign's own thread must hear of it
+            campaign.results.put(error)
+
+    def worker(self, lane: Lane) -> Worker:
+        """This seat's process for the lane, started on first use."""
+        if lane.name not in self._workers:
+            self._workers[lane.name] = Worker(self._campaign.plan.target, lane)
+        return self._workers[lane.name]
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers.values():
+            worker.close()

@@ -1,0 +1,176 @@
+"""The command line: `kvproof fuzz | replay | shrink | targets | doctor | properties | bench`.
+
+Commands parse, call, print and choose an exit code; what they do stands elsewhere. Exit codes: 0 clean, 1 new
+failure, 2 usage or bad input, 3 infrastructure or no work, 4 only known failures, 130 stopped by Ctrl-C.
+"""
+
+import secrets
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvproof.ci import commands
+from kvproof.ci.bench import run as run_bench
+from kvproof.ci.commands import FuzzOptions, RunOptions
+from kvproof.ci.doctor import doctor as run_doctor
+from kvproof.ci.targets import show_targets
+from kvproof.model.errors import KvproofError, UserError
+
+INTERRUPTED: Final = 130
+
+# Typer brings its own copy of click in newer releases and imports click in older ones; this is the root of
+# what either raises for bad usage.
+_CommandLineError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="kvproof",
+    help="Property-based verification and fuzzing of KV-cache slot allocators.",
+    epilog="Exit codes: 0 clean, 1 new failure, 2 bad input, 3 infrastructure or no work, 4 known failures only.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure kvproof itself.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench, name="bench")
+
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", help="kvproof, reference, null, sglang, sglang==VERSION, sglang@PATH, planted:NAME."),
+]
+Path_ = Annotated[str, typer.Option("--path", help="auto, torch or kernels (interpreted on a CPU).")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="A trace file (JSON).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+FUZZ_EXAMPLES = """Examples:
+
+  kvproof fuzz --target kvproof --seconds 60
+
+  kvproof fuzz --target sglang==0.5.20 --allocator paged --lane audited --seed 0
+
+  kvproof fuzz --target sglang@../sglang --leases 40 --workers 2 --out results
+"""
+
+
+@app.command(epilog=FUZZ_EXAMPLES)
+def fuzz(
+    target: Target,
+    allocator: Annotated[str, typer.Option(help="all, or some of paged, token (comma-separated).")] = "all",
+    lane: Annotated[str, typer.Option(help="all, or some of seeded, audited, hypothesis.")] = "all",
+    seed: Annotated[int | None, typer.Option(min=0, help="Drawn and printed when left out.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Deal leases for so long (default 60, without --leases).")
+    ] = None,
+    leases: Annotated[int | None, typer.Option(min=1, help="Deal exactly so many leases.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes a lane.")] = 1,
+    misuse: Annotated[bool, typer.Option("--misuse", help="Draw forbidden calls as well.")] = False,
+    path: Path_ = "auto",
+    device: Device = "auto",
+    longest: Annotated[int, typer.Option("--max-trace-ops", min=1, help="Longest trace, in ops.")] = 3000,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Result folder; never overwritten.")] = None,
+) -> None:
+    """Fuzz a target in lockstep with the model."""
+    if seed is None:
+        seed = secrets.randbelow(1 << 32)
+    run = RunOptions(target, path, device)
+    if seconds is None and leases is None:
+        seconds = 60.0
+    options = FuzzOptions(run, allocator, lane, seed, seconds, leases, workers, misuse, longest, out)
+    raise typer.Exit(commands.fuzz(options))
+
+
+@app.command(epilog="Example: kvproof replay kvproof-out/failures/9208e54a.json --times 5")
+def replay(
+    trace: TraceFile,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Default: the trace's own.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Default: the trace's own.")] = None,
+    path: Path_ = "auto",
+    device: Device = "auto",
+    times: Annotated[int, typer.Option(min=1, help="Replays.")] = 1,
+    json: Json = False,
+) -> None:
+    """Run a stored trace again: FAILED (exit 1, or 4 when known) or PASSED (exit 0)."""
+    raise typer.Exit(commands.replay(trace, RunOptions(target, path, device), lane, times, as_json=json))
+
+
+@app.command(epilog="Example: kvproof shrink failing.json --out small.json")
+def shrink(
+    trace: TraceFile,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Default: the trace's own.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Default: the trace's own.")] = None,
+    fingerprint: Annotated[str | None, typer.Option(help="Which failure; default: the first.")] = None,
+    path: Path_ = "auto",
+    device: Device = "auto",
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: TRACE with .min.json.")] = None,
+) -> None:
+    """Find the smallest trace with the same failure, and write it."""
+    raise typer.Exit(commands.shrink(trace, RunOptions(target, path, device), lane, fingerprint, out))
+
+
+@app.command(epilog="Example: kvproof targets --fetch")
+def targets(
+    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch every supported release first.")] = False,
+    json: Json = False,
+) -> None:
+    """List targets; load each SGLang release at hand and say what was stood in."""
+    raise typer.Exit(show_targets(fetch_all=fetch, as_json=json))
+
+
+@app.command(epilog="Example: kvproof doctor")
+def doctor(json: Json = False) -> None:
+    """Check this machine, and that every planted fault is caught."""
+    raise typer.Exit(run_doctor(as_json=json))
+
+
+@app.command(epilog="Example: kvproof properties --json")
+def properties(json: Json = False) -> None:
+    """List the properties that are checked."""
+    raise typer.Exit(commands.properties(as_json=json))
+
+
+@bench.command(epilog="Example: kvproof bench harness --target sglang==0.5.23")
+def harness(
+    target: Annotated[str, typer.Option(help="The real target to share time with.")] = "sglang==0.5.23",
+    ops: Annotated[int, typer.Option(min=1000, help="Checked ops of the null target, for rate and memory.")] = 1_000_000,
+    json: Json = False,
+) -> None:
+    """The harness's own speed, share of time and memory."""
+    raise typer.Exit(run_bench(target, ops, as_json=json))
+
+
+def main() -> None:
+    """Entry point of the `kvproof` script."""
+    try:
+        status = app(standalone_mode=False)
+    except KvproofError as error:
+        status = _complain(str(error), error.exit_code)
+    except _CommandLineError as error:
+        status = _explain(error)
+    except (KeyboardInterrupt, typer.Abort):
+        status = _complain("stopped by Ctrl-C", INTERRUPTED)
+    except BrokenPipeError:
+        status = 0
+        sys.stderr.close()
+    sys.exit(status)
+
+
+def _explain(error: Any) -> int:
+    """Bad usage in one line; a bare command's help as it is."""
+    message = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message)
+        return 0
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "kvproof"
+    return _complain(f"{message} (see `{command} --help`)", UserError.exit_code)
+
+
+def _complain(message: str, status: int) -> int:
+    typer.echo(f"kvproof: {message}", err=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What each command does, as functions that return exit codes. Parsing stands in `cli.py`."""
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from kvproof.ci import wire
+from kvproof.ci.campaign import Campaign, Plan
+from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
+from kvproof.ci.process import Worker
+from kvproof.ci.render import failure_lines, heading
+from kvproof.ci.terminal import TerminalReporter
+from kvproof.corpus.format import TraceFile, encode, read
+from kvproof.corpus.known import read_known
+from kvproof.impl.targets.registry import split_name
+from kvproof.model.config import ALLOCATORS
+from kvproof.model.errors import InfrastructureError, UserError
+from kvproof.properties.catalogue import PROPERTIES
+from kvproof.properties.failure import Failure
+from kvproof.properties.lanes import LANES, Lane, lane_for
+
+DEVICES = ("auto", "cpu", "cuda")
+_SHRINK_RUNS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What to run and how. target: None takes the trace's own."""
+
+    target: str | None
+    path: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzOptions:
+    """The command line of `fuzz`."""
+
+    run: RunOptions
+    allocator: str
+    lane: str
+    seed: int
+    seconds: float | None
+    leases: int | None
+    workers: int
+    misuse: bool
+    longest: int
+    out: str | None
+
+
+def fuzz(options: FuzzOptions) -> int:
+    """Run a campaign; see `campaign.py`."""
+    target = options.run.target or ""
+    split_name(target)
+    device = _device(options.run.device)
+    lanes = tuple(
+        lane_for(name, device=device, path=options.run.path) for name in _some(options.lane, LANES, "--lane")
+    )
+    allocators = _some(options.allocator, ALLOCATORS, "--allocator")
+    plan = Plan(
+        target,
+        allocators,
+        lanes,
+        options.seed,
+        options.seconds,
+        options.leases,
+        options.workers,
+        options.misuse,
+        options.longest,
+    )
+    known = read_known()
+    folder = fresh_folder(Path(options.out) if options.out else _default_folder(target, options.seed))
+    with TerminalReporter(Console(), folder) as terminal:
+        return Campaign(plan, known, [FolderReporter(folder), terminal]).run()
+
+
+def _default_folder(target: str, seed: int) -> Path:
+    name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in target)
+    return Path("kvproof-out") / f"{name}-seed{seed}"
+
+
+def _some(text: str, known: tuple[str, ...], flag: str) -> tuple[str, ...]:
+    """The names in a comma-separated flag; "all" is all."""
+    if text == "all":
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UserError(f"{flag} {text}: {name!r} is not known; choose all or some of {', '.join(known)}")
+    return names
+
+
+def _device(wanted: str) -> str:
+    if wanted not in DEVICES:
+        raise UserError(f"--device {wanted} is not known; choose one of {', '.join(DEVICES)}")
+    if wanted == "cpu":
+        return wanted
+    import torch  # only here: it takes seconds to import
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted == "cuda":
+        raise InfrastructureError("--device cuda: torch sees no GPU here; use --device cpu, or install a CUDA torch")
+    return "cpu"
+
+
+def _trace_lane(file: TraceFile, options: RunOptions, lane: str | None) -> tuple[str, Lane]:
+    """The target and the lane to run a stored trace on."""
+    origin = file.trace.origin
+    target = options.target or origin.target
+    if not target:
+        raise UserError("the trace does not say which target it is for; name one with --target")
+    split_name(target)
+    name = lane or origin.lane
+    if name not in LANES or (name == "hypothesis" and lane is None):
+        name = "seeded"
+    return target, lane_for(name, device=_device(options.device), path=options.path)
+
+
+def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_json: bool) -> int:
+    """Run a stored trace in a fresh process and print what it shows."""
+    file = read(Path(path))
+    target, where = _trace_lane(file, options, lane)
+    with Worker(target, where) as worker:
+        done = worker.ask(wire.Replay(wire.text_of(file.trace), times), wire.Replayed)
+        release = worker.ready.release
+    failed = sum(bool(run) for run in done.runs)
+    first = {failure.fingerprint: failure for run in done.runs for failure in run}
+    known = read_known()
+    is_known = {name: any(entry.covers(name, release) for entry in known) for name in first}
+    status = 0 if not failed else 4 if all(is_known.values()) else 1
+    if not failed and not done.checked:
+        raise InfrastructureError(f"{path}: no op of it could be run on {target} ({_counts(done.skipped)})")
+    if as_json:
+        failures = [{**msgspec.to_builtins(f), "fingerprint": name} for name, f in first.items()]
+        report = {"target": target, "failed": failed, "times": times, "failures": failures, "skipped": done.skipped}
+        print(msgspec.json.encode({**report, "accepted": done.accepted, "exit_code": status}).decode())
+        return status
+    for name, failure in first.items():
+        _say(f"{'KNOWN' if is_known[name] else 'NEW'}  {heading(failure)}")
+        maps = done.maps if failure == done.runs[0][0] else None
+        reproduce = f"kvproof replay {path} --target {target} --lane {where.name}"
+        for line in failure_lines(file.trace, failure, maps, reproduce):
+            _say(line)
+    for kind, left in done.accepted.items():
+        _say(f"accepted   {kind}: {left}")
+    if done.skipped:
+        _say(f"skipped    {_counts(done.skipped)} (the target has no such call)")
+    _say(f"{'FAILED' if failed else 'PASSED'} {failed} of {times} on {target} ({where.name}), {done.checked} ops checked")
+    return status
+
+
+def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | None, out: str | None) -> int:
+    """Shrink a stored failing trace and write the smallest one."""
+    file = read(Path(path))
+    target, where = _trace_lane(file, options, lane)
+    destination = Path(out) if out else Path(path).with_suffix(".min.json")
+    if destination.exists():
+        raise UserError(f"{destination} is there already; name another file with --out")
+    with Worker(target, where) as worker:
+        done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
+        failure = _chosen(done.runs[0], fingerprint, path, target)
+        request = wire.Confirm(wire.text_of(file.trace), failure, 1, _SHRINK_RUNS)
+        confirmed = worker.ask(request, wire.Confirmed)
+    small, found = wire.trace_of(confirmed.trace), confirmed.failure or failure
+    try:
+        destination.write_bytes(encode(TraceFile(small, evidence=evidence(found))))
+    except OSError as error:
+        raise InfrastructureError(f"{destination}: cannot be written: {error.strerror or error}") from None
+    _say(heading(found))
+    for line in failure_lines(small, found, confirmed.maps, f"kvproof replay {destination} --target {target}"):
+        _say(line)
+    _say(f"{len(file.trace.ops)} -> {len(small.ops)} ops in {confirmed.runs} runs: {destination}")
+    return 0
+
+
+def _chosen(failures: list[Failure], fingerprint: str | None, path: str, target: str) -> Failure:
+    for failure in failures:
+        if fingerprint in (None, failure.fingerprint):
+            return failure
+    what = f"failure {fingerprint}" if fingerprint else "failure"
+    raise UserError(f"{path}: shows no {what} on {target}; nothing to shrink")
+
+
+def properties(*, as_json: bool) -> int:
+    """Print the catalogue."""
+    if as_json:
+        print(msgspec.json.encode([asdict(entry) for entry in PROPERTIES]).decode())
+        return 0
+    for entry in PROPERTIES:
+        _say(f"{entry.id:<4} {entry.name:<24} {entry.asked:<9} {entry.statement}")
+    return 0
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in counts.items()) or "nothing skipped"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stdout)

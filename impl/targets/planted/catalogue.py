@@ -1,0 +1,16 @@
+"""The list of planted faults: what each changes in a copy of our allocators, and which properties it breaks.
+
+Every plant is data: one piece of text, which must occur exactly once in one file of `impl/`, and what stands
+in its place. Where the text no longer occurs, `copy.faulty` and a test say so: no change of `impl/` disarms a
+plant unseen. Faults that no caller can see (a wasted copy, a check made late but in time) are not listed.
+
+Not covered: mappings, row tables and the allocators that are not there yet.
+"""
+
+from typing import Final
+
+from kvproof.impl.targets.planted.plant import Plant
+from kvproof.impl.targets.planted.pools import POOL_PLANTS
+from kvproof.impl.targets.planted.slots import SLOT_PLANTS
+
+PLANTS: Final[tuple[Plant, ...]] = POOL_PLANTS + SLOT_PLANTS

@@ -1,0 +1,65 @@
+"""The page map: who has each page before and after the op that failed, in a few lines of text.
+
+`before` is the contract's view, which the target shared until then; `after` stands twice, as the contract has
+it and as the target's own lists have it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+
+from kvproof.impl.targets.protocol import State, Target
+from kvproof.model.base import AllocatorModel
+from kvproof.model.config import Config
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.run import lockstep_for
+
+_MOST_RUNS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class PageMaps:
+    """Three maps of one step; each a line such as "1-3 row 0 · 4 free"."""
+
+    before: str
+    expected: str
+    actual: str
+
+
+def page_maps(target: Target, trace: Trace, failure: Failure) -> PageMaps:
+    """Run the trace up to the failing op and look on either side of it."""
+    pair = lockstep_for(target, trace.config, misuse_fails=True)
+    for op in trace.ops[: failure.step]:
+        pair.step(op)
+    before = _lines(pair.model.owners(), pair.config)
+    if failure.step < len(trace.ops):
+        pair.step(trace.ops[failure.step])
+    owners = pair.model.owners()
+    return PageMaps(
+        before, _lines(owners, pair.config), _lines(_seen(pair.model, pair.subject.observe()), pair.config)
+    )
+
+
+def _seen(model: AllocatorModel, state: State) -> dict[int, str]:
+    """Owners with "free" and "staged" taken from the target's lists instead of the model's."""
+    seen = {page: owner for page, owner in model.owners().items() if owner not in ("free", "staged")}
+    for name, pages in (("free", state.free), ("staged", state.staged)):
+        for page, count in Counter(pages).items():
+            word = name if count == 1 else f"{name} x{count}"
+            seen[page] = f"{word} and {seen[page]}" if page in seen else word
+    return seen
+
+
+def _lines(owners: dict[int, str], config: Config) -> str:
+    """Runs of pages with one owner, in page order."""
+    first = config.page_offset + 1
+    pool = set(range(first, first + config.num_pages))
+    named = [(page, owners.get(page, "nobody")) for page in sorted(pool | set(owners))]
+    runs: list[str] = []
+    for owner, group in groupby(named, key=lambda pair: pair[1]):
+        pages = [page for page, _ in group]
+        runs.append(f"{pages[0]}-{pages[-1]} {owner}" if len(pages) > 1 else f"{pages[0]} {owner}")
+    if len(runs) > _MOST_RUNS:
+        return " · ".join(runs[:_MOST_RUNS]) + f" · … {len(runs) - _MOST_RUNS} more runs"
+    return " · ".join(runs)

@@ -1,0 +1,232 @@
+"""The trace format: what is written is read back, equal files have equal bytes, and damage is named.
+
+The literal bytes below were written by hand from the format's description and pin version 1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof.corpus import format as trace_format
+from kvproof.corpus.format import Evidence, TraceFile, decode, encode, op_name, read
+from kvproof.model import ops
+from kvproof.model.config import Config
+from kvproof.model.errors import UserError
+from kvproof.model.ops import OP_TYPES
+from kvproof.model.trace import Origin, Trace
+from tests.model.strategies import configs, op_lists
+
+PINNED = b"""{
+  "format": 1,
+  "config": {"allocator":"paged","size":18,"page_size":4,"need_sort":true,"row_dtype":"int32"},
+  "ops": [
+    {"op":"extend","entries":[[-1,5],[0,2]]},
+    {"op":"decode","rows":[0]},
+    {"op":"alloc","pages":1},
+    {"op":"free","rows":[1,0],"keep":4,"backwards":true},
+    {"op":"free-segment","row":1},
+    {"op":"free-segments","row":0,"start":4,"cut":1},
+    {"op":"free-pages","row":0,"keep":1},
+    {"op":"group-begin"},
+    {"op":"group-end"},
+    {"op":"clobber"},
+    {"op":"clear"},
+    {"op":"resize","pages":3,"spare":2},
+    {"op":"misuse","kind":"double-free"}
+  ],
+  "origin": {"target":"null","lane":"seeded","seed":7,"lease":0,"index":3,"note":"by hand"},
+  "outcomes": ["None","done",[4,5],"done","done","done","done","done","done","done","done","no call","refused"],
+  "evidence": {"fingerprint":"0123abcd","property":"P1","op":"Free","divergence":"x","step":12,"message":"m"}
+}
+"""
+
+FILE = TraceFile(
+    Trace(
+        Config("paged", 18, 4, need_sort=True, row_dtype="int32"),
+        (
+            ops.Extend(((-1, 5), (0, 2))),
+            ops.Decode((0,)),
+            ops.Alloc(1),
+            ops.Free((1, 0), 4, True),
+            ops.FreeSegment(1),
+            ops.FreeSegments(0, 4, 1),
+            ops.FreePages(0, 1),
+            ops.GroupBegin(),
+            ops.GroupEnd(),
+            ops.Clobber(),
+            ops.Clear(),
+            ops.Resize(3, 2),
+            ops.Misuse("double-free"),
+        ),
+        Origin("null", "seeded", 7, 0, 3, note="by hand"),
+    ),
+    ("None", "done", [4, 5], *["done"] * 8, "no call", "refused"),
+    Evidence("0123abcd", "P1", "Free", "x", 12, "m"),
+)
+
+
+def test_version_1_is_pinned_in_both_directions():
+    assert {type(op) for op in FILE.trace.ops} == set(OP_TYPES)
+    assert encode(FILE) == PINNED
+    assert decode(PINNED, "pinned.json") == FILE
+
+
+def test_op_names():
+    assert [op_name(op_type) for op_type in (ops.FreeSegments, ops.Clear)] == ["free-segments", "clear"]
+    assert len({op_name(op_type) for op_type in OP_TYPES}) == len(OP_TYPES)
+
+
+ORIGINS = st.builds(
+    Origin,
+    target=st.text(max_size=5),
+    seed=st.none() | st.integers(0, 1 << 62),
+    case=st.text(max_size=5),
+    note=st.text(max_size=20),
+)
+OUTCOMES = st.one_of(
+    st.sampled_from(["None", "done", "refused", "no call"]), st.lists(st.integers(0, 1 << 40), max_size=3)
+)
+
+
+@given(configs(), op_lists(most=12), ORIGINS, st.data())
+def test_what_is_written_is_read_back(config, trace, origin, data):
+    outcomes = data.draw(st.none() | st.tuples(*[OUTCOMES] * len(trace)))
+    file = TraceFile(Trace(config, tuple(trace), origin), outcomes)
+    written = encode(file)
+    assert decode(written, "x") == file
+    assert encode(decode(written, "x")) == written
+    # One op a line, and plain JSON to everybody else.
+    assert written.endswith(b"\n}\n")
+    assert len(json.loads(written)["ops"]) == len(trace)
+    assert written.count(b'\n    {"op":') == len(trace)
+
+
+def test_layout_and_order_of_the_fields_do_not_matter_to_a_reader():
+    shuffled = json.dumps(dict(reversed(json.loads(PINNED).items())), indent=3).encode()
+    assert shuffled != PINNED
+    assert encode(decode(shuffled, "x")) == PINNED
+
+
+DAMAGE = [
+    (b'"format": 1', b'"format": 2', r"format 2 is not known, only 1"),
+    (b'"format": 1', b'"format": "1"', r"\$\.format"),
+    (b'"format": 1', b'"fmt": 1', r"field `format`"),
+    (b'"config": ', b'"konfig": ', r"field `(konfig|config)`"),
+    (b'"page_size":4', b'"page_size":"4"', r"\$\.config\.page_size"),
+    (b'"page_size":4', b'"page_size":4.5', r"\$\.config\.page_size"),
+    (b'"page_size":4', b'"page_size":null', r"\$\.config\.page_size"),
+    (b'"page_size":4', b'"page_size":0', r"\$\.config\.page_size is 0"),
+    (b'"page_size":4', b'"page_size":4,"swa":3', r"field `swa` - at `\$\.config`"),
+    (b',"page_size":4', b"", r"field `page_size` - at `\$\.config`"),
+    (b'"need_sort":true', b'"need_sort":1', r"\$\.config\.need_sort"),
+    (b'"size":18', b'"size":99999999999', r"\$\.config\.size is 99999999999"),
+    (b'"size":18', b'"size":3', r"\$\.config\.size is 3"),
+    (b'"paged"', b'"heap"', r"\$\.config\.allocator is 'heap'"),
+    (b'"int32"', b'"int8"', r"\$\.config\.row_dtype is 'int8'"),
+    (b'"ops": [', b'"ops": {}, "more": [', r"\$\.ops|`more`"),
+    (b'"op":"clear"', b'"op":"erase"', r"'erase' - at `\$\.ops\[10\]\.op`"),
+    (b'"op":"clear"', b'"po":"clear"', r"`op` - at `\$\.ops\[10\]`"),
+    (b'{"op":"clear"}', b"7", r"\$\.ops\[10\]"),
+    (b'"op":"alloc","pages":1', b'"op":"alloc"', r"field `pages` - at `\$\.ops\[2\]`"),
+    (b'"op":"alloc","pages":1', b'"op":"alloc","pages":true', r"\$\.ops\[2\]\.pages"),
+    (b'"op":"alloc","pages":1', b'"op":"alloc","pages":1,"rows":[]', r"field `rows` - at `\$\.ops\[2\]`"),
+    (b'"op":"alloc","pages":1', b'"op":"alloc","pages":1099511627777', r"\$\.ops\[2\]\.pages .*2\*\*40"),
+    (b'"op":"alloc","pages":1', b'"op":"alloc","pages":-1099511627777', r"\$\.ops\[2\]\.pages .*2\*\*40"),
+    (b"[0,2]", b"[0,1099511627777]", r"\$\.ops\[0\]\.entries .*2\*\*40"),
+    (b"[0,2]", b"[0,2,3]", r"\$\.ops\[0\]\.entries\[1\]"),
+    (b"[0,2]", b'[0,"2"]', r"\$\.ops\[0\]\.entries\[1\]\[1\]"),
+    (b'"double-free"', b'"treble-free"', r"\$\.ops\[12\]\.kind is 'treble-free'"),
+    (b'"seed":7', b'"seed":"7"', r"\$\.origin\.seed"),
+    (b'"lane":"seeded"', b'"line":"seeded"', r"field `line` - at `\$\.origin`"),
+    (b'"None",', b"", r"\$\.outcomes has 12 entries for 13 ops"),
+    (b'"None",', b'"none",', r"\$\.outcomes\[0\] is 'none'"),
+    (b'"None",', b'{"a":1},', r"\$\.outcomes\[0\]"),
+    (b'"None",', b"[4.5],", r"\$\.outcomes\[0\]\[0\]"),
+    (b'"step":12', b'"step":"12"', r"\$\.evidence\.step"),
+    (b'"step":12', b'"steps":12', r"\$\.evidence"),
+    (b'"origin": {', b'"origins": {', r"field `origins`"),
+]
+
+
+@pytest.mark.parametrize(("old", "damaged", "message"), DAMAGE)
+def test_damage_is_an_error_that_names_file_and_field(old, damaged, message):
+    assert PINNED.count(old) == 1
+    with pytest.raises(UserError, match=message) as caught:
+        decode(PINNED.replace(old, damaged), "folder/a.json")
+    assert str(caught.value).startswith("folder/a.json: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00\x01\x02",
+        b"null",
+        b"[]",
+        PINNED[:200],
+        PINNED + b"x",
+        b"\xef\xbb\xbf" + PINNED,
+        PINNED.replace(b"by hand", b"by \xff hand"),
+        b'{"format": ' + b"[" * 200_000,
+        b'{"format": 1, "config": ' + b'{"a":' * 200_000,
+    ],
+    ids=range(10),
+)
+def test_what_is_no_json_of_ours_is_an_error_that_names_the_file(data):
+    with pytest.raises(UserError, match=r"^a\.json: not a valid trace: "):
+        decode(data, "a.json")
+
+
+@pytest.mark.parametrize("size", range(0, len(PINNED) - 1, 37))
+def test_a_cut_file_is_never_a_trace(size):
+    with pytest.raises(UserError, match=r"^a\.json: "):
+        decode(PINNED[:size], "a.json")
+
+
+def test_the_bounds_of_numbers_are_allowed_themselves():
+    for number in (1 << 40, -(1 << 40)):
+        file = TraceFile(Trace(Config("paged", 16, 4), (ops.Alloc(number),)))
+        assert decode(encode(file), "x") == file
+
+
+def test_too_many_ops(monkeypatch):
+    monkeypatch.setattr(trace_format, "MAX_OPS", 12)
+    with pytest.raises(UserError, match=r"^a\.json: \$\.ops has 13 entries, more than 12$"):
+        decode(PINNED, "a.json")
+
+
+def test_too_many_bytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(trace_format, "MAX_FILE_BYTES", len(PINNED) - 1)
+    with pytest.raises(UserError, match=r"^a\.json: \d+ bytes is more than"):
+        decode(PINNED, "a.json")
+    path = tmp_path / "big.json"
+    path.write_bytes(PINNED)
+    with pytest.raises(UserError, match=r"big\.json: larger than a trace may be"):
+        read(path)
+
+
+def test_reading_a_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(PINNED)
+    assert read(path) == FILE
+
+
+@pytest.mark.parametrize("name", ["absent.json", "."])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name):
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        read(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+def test_a_damaged_file_is_named_by_its_path(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(PINNED[:100])
+    with pytest.raises(UserError, match="not a valid trace") as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
