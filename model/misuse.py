@@ -88,7 +88,8 @@ def _incongruent_last_loc(model: AllocatorModel, row: int) -> calls.Call | None:
     owner = _row(model, row)
     if owner is None or not owner.length or model.page_size == 1 or model.config.allocator == "token":
         return None
-    return calls.ExtendCall([owner.length], [owner.length + 1], [model.last_loc(owner) - 1], 1, 0)
+    new_pages = int(owner.length % model.page_size == 0)
+    return calls.ExtendCall([owner.length], [owner.length + 1], [model.last_loc(owner) - 1], 1, new_pages)
 
 
 _MAKERS: Final[dict[str, _Maker]] = {

@@ -17,7 +17,7 @@ Check = Callable[[Step], Finding | None]
 @dataclass(frozen=True, slots=True)
 class Property:
     """One entry. name: two or three words. statement: one sentence. asked: "step" (after every op),
-    "relation" (by running a trace twice, differently), or "later" (allocators not there yet)."""
+    "relation" (by running a trace twice, differently), "both", or "later" (allocators not there yet)."""
 
     id: str
     name: str

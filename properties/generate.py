@@ -15,9 +15,10 @@ from kvproof.model import ops
 from kvproof.model.base import AllocatorModel, Row
 from kvproof.model.ops import MISUSES, NEW_ROW, Op
 from kvproof.properties.draw import Draw
-from kvproof.properties.space import Space
+from kvproof.properties.space import Space, is_wide
 
-# Relative to one another; a taste of 0 switches an op off, but never Extend and Free.
+# Relative to one another; a taste of 0 switches an op off, but never Extend and Free. GroupBegin stands for
+# GroupEnd as well: whichever can be done.
 _WEIGHTS: Final[dict[type[Op], int]] = {
     ops.Extend: 28,
     ops.Free: 14,
@@ -26,8 +27,7 @@ _WEIGHTS: Final[dict[type[Op], int]] = {
     ops.FreeSegment: 6,
     ops.FreeSegments: 3,
     ops.FreePages: 4,
-    ops.GroupBegin: 4,
-    ops.GroupEnd: 6,
+    ops.GroupBegin: 8,
     ops.Clobber: 4,
     ops.Clear: 1,
     ops.Resize: 1,
@@ -37,9 +37,12 @@ _TASTES: Final = (4, 4, 4, 1, 12, 0)
 _ALWAYS: Final = (ops.Extend, ops.Free, ops.Misuse)
 _RARE: Final = (ops.Clear, ops.Resize)
 _FREES: Final = (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages)
-_BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+_BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 _USUAL_BATCHES: Final = 12
 _MOST_ROWS: Final = 64
+# Around the block sizes that kernels are written with.
+_WIDE_BATCHES: Final = (2, 127, 128, 129, 255, 256, 257, 300, 513, 1024, 1025)
+_LONG_TOKENS: Final = (255, 256, 257, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097, 8193)
 
 
 class Generator:
@@ -49,8 +52,13 @@ class Generator:
         self._draw = draw
         self._model = model
         self._most_tokens = space.max_row_tokens
-        batches = [size for size in _BATCHES if size <= space.max_batch]
-        self._batches = batches if draw.integer(0, 3) == 3 else batches[:_USUAL_BATCHES]
+        self._wide = is_wide(model.config)
+        if self._wide:
+            self._batches = [size for size in _WIDE_BATCHES if size <= space.max_wide_batch]
+        else:
+            batches = [size for size in _BATCHES if size <= space.max_batch]
+            self._batches = batches if draw.integer(0, 3) == 3 else batches[:_USUAL_BATCHES]
+        self._most_rows = 2 * self._batches[-1] if self._wide else _MOST_ROWS
         self._exhausts = draw.choice((1, 2, 8))
         self._makers: list[Callable[[], Op]] = []
         self._frees: list[Callable[[], Op]] = []
@@ -63,7 +71,7 @@ class Generator:
         if model.rows and not model.available and draw.integer(0, 3) > 1:
             return draw.choice(self._frees)()
         # With no rows nearly every op comes to nothing.
-        if not model.rows and draw.integer(0, 7):
+        if not model.rows and draw.integer(0, 31):
             return self._extend()
         return self._makers[draw.weighted(self._cumulative)]()
 
@@ -77,8 +85,7 @@ class Generator:
             ops.FreeSegment: self._free_segment,
             ops.FreeSegments: self._free_segments,
             ops.FreePages: self._free_pages,
-            ops.GroupBegin: ops.GroupBegin,
-            ops.GroupEnd: ops.GroupEnd,
+            ops.GroupBegin: self._group,
             ops.Clobber: ops.Clobber,
             ops.Clear: ops.Clear,
             ops.Resize: self._resize,
@@ -107,8 +114,8 @@ class Generator:
         if not draw.integer(0, 63):
             return ops.Extend(())
         first = draw.integer(0, live - 1) if live else 0
-        old = 0 if not live else min(batch, live) if live >= _MOST_ROWS else draw.integer(0, min(batch, live))
-        new = 0 if live >= _MOST_ROWS else batch - old
+        old = 0 if not live else min(batch, live) if live >= self._most_rows else draw.integer(0, min(batch, live))
+        new = 0 if live >= self._most_rows else batch - old
         ordinals = [(first + i) % live for i in range(old)] + [NEW_ROW] * new
         if draw.integer(0, 3) == 3:
             ordinals.reverse()
@@ -118,6 +125,9 @@ class Generator:
         ]
         if draw.integer(0, 15) < self._exhausts:
             self._exhaust(entries)
+        elif self._wide:
+            place = draw.integer(0, len(entries) - 1)
+            entries[place] = (entries[place][0], draw.choice(_LONG_TOKENS) + draw.integer(-1, 1))
         return ops.Extend(tuple(entries))
 
     def _tokens(self, length: int) -> int:
@@ -214,6 +224,9 @@ class Generator:
         draw, config = self._draw, self._model.config
         pages = max(1, config.num_pages + draw.choice((-2, -1, 0, 1, 5)))
         return ops.Resize(pages, draw.integer(0, config.page_size - 1))
+
+    def _group(self) -> Op:
+        return ops.GroupEnd() if self._model.in_group else ops.GroupBegin()
 
     def _misuse(self) -> Op:
         return ops.Misuse(self._draw.choice(MISUSES), self._row())

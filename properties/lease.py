@@ -17,9 +17,10 @@ from kvproof.properties.generate import Generator
 from kvproof.properties.lockstep import Tally
 from kvproof.properties.relations import RELATIONS, check_paths, check_relation
 from kvproof.properties.run import Result, lockstep_for, run_trace
-from kvproof.properties.space import Space, draw_config
+from kvproof.properties.space import WIDE_OPS, Space, draw_config, is_wide
 
-_LENGTHS = (1, 3, 10, 30, 30, 100, 100, 300, 1000, 3000)
+# Most traces are short, most ops are in long ones.
+_LENGTHS = (1,) * 2 + (3,) * 3 + (10,) * 6 + (30,) * 8 + (100,) * 7 + (300,) * 4 + (1000, 3000)
 _LOOK_EVERY = 8
 _RELATE_EVERY = 8
 _MOST_FAILURES_A_TRACE = 8
@@ -92,6 +93,8 @@ def run_lease(target: Target, lease: Lease) -> Verdict:
 def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Verdict) -> int:
     """One trace, drawn as it runs. The number of ops it took."""
     config = draw_config(draw, lease.space)
+    if is_wide(config):
+        length = min(length, WIDE_OPS)
     pair = lockstep_for(target, config, look_every=_LOOK_EVERY)
     generator = Generator(draw, pair.model, lease.space)
     relate = verdict.traces % _RELATE_EVERY == 0

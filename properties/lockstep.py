@@ -9,8 +9,8 @@ checks about predictions themselves.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvproof.impl.targets.protocol import Answer, Mirror, Subject
-from kvproof.model.base import AllocatorModel, Expectation, Outcome
+from kvproof.impl.targets.protocol import Mirror, Subject
+from kvproof.model.base import AllocatorModel, Outcome
 from kvproof.model.config import Config
 from kvproof.model.ops import Clobber, GroupBegin, GroupEnd, Misuse, Op
 from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, Check
@@ -90,31 +90,36 @@ class Lockstep:
         self.tally.checked += 1
         if self.answers is not None:
             self.answers.append(answer.slots)
-        self._look_in -= 1
         if (
-            self._look_in > 0
-            and answer.slots == expectation.slots
+            answer.slots == expectation.slots
             and answer.available == expectation.available
             and answer.error is None
             and not answer.damage
             and answer.dtype == "int64"
-            and outcome is not Outcome.OOM
             and outcome is not Outcome.REFUSED
         ):
-            return None
-        self._look_in = self._look_every
-        return self._judge(op, expectation, answer)
+            self._look_in -= 1
+            if self._look_in > 0 and outcome is not Outcome.OOM:
+                return None
+            state = self.subject.observe()
+            self._look_in = self._look_every
+            model = self.model
+            if state.free == model.free_pages and state.staged == model.staged and not state.damage:
+                return None
+        else:
+            state = self.subject.observe()
+            self._look_in = self._look_every
+        return self._judge(Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact))
 
-    def _judge(self, op: Op, expectation: Expectation, answer: Answer) -> Failure | None:
-        state = self.subject.observe()
-        step = Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact)
-        if isinstance(op, Misuse):
-            return self._judge_misuse(op, step)
+    def _judge(self, step: Step) -> Failure | None:
+        if isinstance(step.op, Misuse):
+            return self._judge_misuse(step.op, step)
         failure = self._ask(ANSWER_CHECKS, step)
         if failure is not None:
             return failure
-        if answer.slots is not None and answer.slots != expectation.slots:
-            self.model.adopt(expectation, chosen_pages(step))
+        slots = step.answer.slots
+        if slots is not None and slots != step.expectation.slots:
+            self.model.adopt(step.expectation, chosen_pages(step))
         return self._ask(STATE_CHECKS, step)
 
     def _ask(self, checks: tuple[tuple[str, Check], ...], step: Step) -> Failure | None:

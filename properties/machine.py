@@ -23,7 +23,7 @@ from kvproof.properties.failure import Failure
 from kvproof.properties.generate import Generator
 from kvproof.properties.lockstep import Lockstep
 from kvproof.properties.run import lockstep_for
-from kvproof.properties.space import Space, draw_config, space_for
+from kvproof.properties.space import WIDE_OPS, Space, draw_config, is_wide, space_for
 
 
 class HypothesisDraw(Draw):
@@ -71,7 +71,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def op(self, data: st.DataObject) -> None:
         """Draw an op and do it; raises PropertyBroken when a property does not hold."""
-        if self._pair.spoilt:
+        if self._pair.spoilt or (is_wide(self._config) and len(self._ops) >= WIDE_OPS):
             return
         self._draw.data = data
         op = self._generator.next_op()

@@ -14,7 +14,12 @@ from kvproof.properties.draw import Draw
 _PAGE_SIZES: Final = (1, 2, 2, 4, 4, 4, 4, 4, 8, 16, 16, 32, 64, 128)
 _ODD_PAGE_SIZES: Final = (3, 5, 7, 12, 24, 100)
 _POOL_PAGES: Final = (1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 127, 256)
-_TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 256, 1000)
+_WIDE_POOLS: Final = (300, 1030, 2100, 4200)
+_WIDE_PAGE_SIZES: Final = (1, 2, 4, 16)
+_WIDE_PAGES: Final = _WIDE_POOLS[0]
+WIDE_OPS: Final = 12
+"""Ops in a wide trace at most: each costs as much as a hundred others."""
+_TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,8 @@ class Space:
     """What may be drawn.
 
     allocator: the kind. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
-    that the contract forbids, on checked allocators. max_batch: rows in one batch at most. max_row_tokens:
-    a bound on what one row grows by, in tokens, for lanes that pay for each.
+    that the contract forbids, on checked allocators. max_batch: rows in one batch at most, max_wide_batch: in
+    a wide trace. max_row_tokens: a bound on what a row grows by to exhaust the pool, in tokens.
     """
 
     allocator: str
@@ -34,6 +39,7 @@ class Space:
     misuse: bool = False
     max_batch: int = 33
     max_row_tokens: int = 1 << 30
+    max_wide_batch: int = 1025
 
 
 def space_for(
@@ -49,12 +55,16 @@ def space_for(
         misuse=misuse,
         max_batch=9 if slow else 33,
         max_row_tokens=600 if slow else 1 << 30,
+        max_wide_batch=300 if slow else 1025,
     )
 
 
 def draw_config(draw: Draw, space: Space) -> Config:
     """One config, biased to boundaries: tiny pools, a size that no page divides, slots around 2**31."""
-    if space.allocator == "token":
+    if draw.integer(0, 15) == 15:
+        page_size = 1 if space.allocator == "token" else draw.choice(_WIDE_PAGE_SIZES)
+        pages = draw.choice(_WIDE_POOLS)
+    elif space.allocator == "token":
         page_size, pages = 1, draw.choice(_TOKEN_POOLS)
     else:
         odd = space.any_page_size and draw.integer(0, 3) == 3
@@ -73,6 +83,11 @@ def draw_config(draw: Draw, space: Space) -> Config:
         "int32" if narrow else "int64",
         offset,
     )
+
+
+def is_wide(config: Config) -> bool:
+    """Whether this pool is for batches of hundreds of rows, which kernels serve in more than one block."""
+    return config.num_pages >= _WIDE_PAGES
 
 
 def _page_offset(draw: Draw, page_size: int, pages: int) -> int:

@@ -15,8 +15,8 @@ from kvproof.model.ops import Op
 class Step:
     """One op, what the model expected, and what the target did.
 
-    model: already past the op, as if the prediction had come true. state: the target's lists, when looked
-    at. exact: whether the target is held to the very slots and their order.
+    model: already past the op, as if the prediction had come true. state: the target's lists.
+    exact: whether the target is held to the very slots and their order.
     """
 
     index: int
@@ -25,7 +25,7 @@ class Step:
     model: AllocatorModel
     expectation: Expectation
     answer: Answer
-    state: State | None
+    state: State
     exact: bool
 
     def owners_before(self) -> dict[int, str]:

@@ -43,10 +43,6 @@ def _lists(allocator: Any) -> State:
     return State(allocator.free_pages.tolist(), staged)
 
 
-def _as_given(size: int) -> int:
-    return size
-
-
 class Kvproof:
     """Factory and target in one."""
 
@@ -82,7 +78,7 @@ class Kvproof:
         def construct(config: Config, device: str) -> Any:
             return _construct(self.classes, config, device, kernels=self._kernels)
 
-        surface = Surface(construct, True, _as_given, _lists)
+        surface = Surface(construct, cpu_lens=True, page_count=True, lists=_lists)
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
     def other_path(self) -> "Kvproof | None":

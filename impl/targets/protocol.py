@@ -17,7 +17,7 @@ from kvproof.model.config import Config
 class Damage:
     """A memory access that no caller may see: what the guards or the audited lane found in one call.
 
-    kind: "unwritten", "guard-words", "input-changed", or a kind of the audited lane. where: the tensor.
+    kind: "unwritten", "guard-words", "input-changed", "output-changed", or one of the audited lane's. where: the tensor.
     detail: program, offset, extent, for people.
     """
 
@@ -44,10 +44,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The allocator seen from inside: page numbers in list order (slots for the token allocator)."""
+    """The allocator seen from inside: page numbers in list order (slots for the token allocator). damage: to
+    tensors the caller holds, noticed only now."""
 
     free: list[int]
     staged: list[int]
+    damage: tuple[Damage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

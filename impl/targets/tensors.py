@@ -5,6 +5,7 @@ calls are spelled, and where the lists are. Everything else (building argument t
 keeping the caller's tensors for a later Clobber) is done once, here.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,15 @@ from kvproof.model import calls
 from kvproof.model.calls import Call
 from kvproof.model.config import Config
 
+_OUTPUTS_KEPT = 4
 _DTYPES = {"int64": torch.int64, "int32": torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class NewSize:
+    """What `resize` reads of SGLang's configuration object."""
+
+    max_total_num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +34,13 @@ class Surface:
     """How an allocator class is spoken to.
 
     construct: a fresh allocator from a config and a device. cpu_lens: alloc_extend and alloc_decode take
-    host copies of the lengths. resize: makes the argument of `resize` from a size. lists: free and staged
-    page numbers as they are.
+    host copies of the lengths. page_count: alloc_extend may be told the number of new pages, and is told by
+    turns. lists: free and staged page numbers as they are.
     """
 
     construct: Callable[[Config, str], Any]
     cpu_lens: bool
-    resize: Callable[[int], Any]
+    page_count: bool
     lists: Callable[[Any], State]
 
 
@@ -54,7 +63,8 @@ class TensorSubject:
         self._inputs: list[tuple[str, torch.Tensor, list[int]]] = []
         self._slots_given: list[torch.Tensor] = []
         self._pages_given: list[torch.Tensor] = []
-        self._last_output: torch.Tensor | None = None
+        self._outputs: deque[tuple[torch.Tensor, list[int]]] = deque(maxlen=_OUTPUTS_KEPT)
+        self._extends = 0
         self._in_group = False
         self._handlers: dict[type[Call], Callable[[Any], torch.Tensor | None]] = {
             calls.AllocCall: self._alloc,
@@ -82,8 +92,8 @@ class TensorSubject:
         except Exception as error:  # whatever an allocator raises is an answer, to be judged by others
             answer.error = error
         answer.slots, answer.damage = self._watch.read(output)
-        if output is not None:
-            self._last_output = output
+        if output is not None and answer.slots is not None:
+            self._outputs.append((output, answer.slots))
             answer.dtype = str(output.dtype).removeprefix("torch.")
         if self._inputs:
             answer.damage += tuple(self._changed_inputs())
@@ -92,7 +102,13 @@ class TensorSubject:
 
     def observe(self) -> State:
         """See `protocol.Subject`."""
-        return self._surface.lists(self._allocator)
+        state = self._surface.lists(self._allocator)
+        for output, slots in self._outputs:
+            now = output.tolist()
+            if now != slots:
+                detail = f"was {slots[:8]} when it was returned, is {now[:8]}"
+                return State(state.free, state.staged, (Damage("output-changed", "an earlier output", detail),))
+        return state
 
     # --- the calls --------------------------------------------------------------------------------
 
@@ -104,8 +120,10 @@ class TensorSubject:
         seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
         last_loc = self._input("last_loc", call.last_locs)
         if self._surface.cpu_lens:
+            self._extends += 1
+            told = {"num_new_pages": call.pages} if self._surface.page_count and self._extends % 2 else {}
             return self._output(
-                self._allocator.alloc_extend(prefix, prefix_cpu, seq, seq_cpu, last_loc, call.tokens)
+                self._allocator.alloc_extend(prefix, prefix_cpu, seq, seq_cpu, last_loc, call.tokens, **told)
             )
         return self._output(self._allocator.alloc_extend(prefix, seq, last_loc, call.tokens))
 
@@ -148,8 +166,9 @@ class TensorSubject:
             slots.fill_(call.slot)
         for pages in self._pages_given:
             pages.fill_(call.slot // self._config.page_size)
-        if self._last_output is not None:
-            self._last_output.fill_(call.slot)
+        if self._outputs:
+            output, _ = self._outputs.pop()
+            output.fill_(call.slot)
 
     def _clear(self, _call: calls.ClearCall) -> None:
         self._allocator.clear()
@@ -157,7 +176,7 @@ class TensorSubject:
         self._shift_window()
 
     def _resize(self, call: calls.ResizeCall) -> None:
-        self._allocator.resize(self._surface.resize(call.size))
+        self._allocator.resize(NewSize(call.size))
         self._in_group = False
         self._shift_window()
 

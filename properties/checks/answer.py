@@ -4,10 +4,13 @@ P6 (an exception where an answer was due), P7 and P8 (what the guards and the au
 P2 (room and refusal).
 """
 
+import traceback
+from pathlib import Path
+
 from kvproof.model.base import Outcome
 from kvproof.properties.step import Finding, Step
 
-_OUTSIDE = frozenset({"guard-words", "input-changed", "read-out-of-bounds", "write-out-of-bounds"})
+_OUTSIDE = frozenset({"guard-words", "input-changed", "output-changed", "read-out-of-bounds", "write-out-of-bounds"})
 
 
 def check_memory(step: Step) -> Finding | None:
@@ -25,7 +28,7 @@ def check_written_once(step: Step) -> Finding | None:
 
 
 def _damage(step: Step, *, outside: bool) -> Finding | None:
-    for damage in step.answer.damage:
+    for damage in (*step.answer.damage, *step.state.damage):
         if (damage.kind in _OUTSIDE) is outside:
             return Finding(f"{damage.kind} {damage.where}", f"{damage.kind} at {damage.where}: {damage.detail}")
     return None
@@ -37,7 +40,16 @@ def check_raised(step: Step) -> Finding | None:
     if error is None or step.expectation.outcome is Outcome.REFUSED:
         return None
     name = type(error).__name__
-    return Finding(f"raised {name}", f"raised {name}: {str(error) or 'no message'}; expected {_due(step)}")
+    message = f"raised {name} at {_place(error)}: {str(error) or 'no message'}; expected {_due(step)}"
+    return Finding(f"raised {name}", message)
+
+
+def _place(error: Exception) -> str:
+    """File and line of the innermost frame."""
+    frame = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        pass
+    return "an unknown place" if frame is None else f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def check_dtype(step: Step) -> Finding | None:

@@ -55,7 +55,7 @@ def check_lists_complete(step: Step) -> Finding | None:
 def check_lists_order(step: Step) -> Finding | None:
     """P14: an exact target keeps its lists in the contract's order."""
     state = step.state
-    if not step.exact or state is None:
+    if not step.exact:
         return None
     if state.free != step.model.free_pages:
         return Finding("free-list-order", f"free list {some(state.free)}; expected exactly {some(step.model.free_pages)}")
@@ -71,8 +71,6 @@ def _of(step: Step, divergences: tuple[str, ...]) -> Finding | None:
 
 def _lists(step: Step) -> Finding | None:
     """The first thing wrong with the lists as sets, worst first."""
-    if step.state is None:
-        return None
     pages = step.state.free + step.state.staged
     due = step.pages_expected()
     if pages == due or (len(pages) == len(due) and set(pages) == set(due)):

@@ -113,6 +113,14 @@ def test_a_staged_page_is_freed_again_where_the_list_is_empty():
     assert call.slots == [4, 5, 6, 7]
 
 
+def test_a_full_row_with_a_wrong_last_loc_is_right_in_all_else():
+    model = fresh(3, 4)
+    model.apply(new(4))
+    # The row's page 1 ends with slot 7; the fifth token takes one page.
+    call = model.apply(ops.Misuse("incongruent-last-loc")).call
+    assert fields(call) == fields(calls.ExtendCall([4], [5], [6], 1, 1))
+
+
 def test_a_window_has_its_own_range():
     # Window pages are 101 and 102: 103 is not of it, slot 412.
     call = fresh(2, 4, page_offset=100).apply(ops.Misuse("free-out-of-range")).call

@@ -12,7 +12,6 @@ import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,13 +32,6 @@ _CALL_OF_OP = {
     "FreePages": "free_page_ids",
     "Resize": "resize",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _NewSize:
-    """What SGLang's `resize` reads of its configuration object."""
-
-    max_total_num_tokens: int
 
 
 class Sglang:
@@ -100,8 +92,10 @@ class Sglang:
             raise UserError(
                 f"{self.name}: its kernels take powers of two as page size, not {config.page_size}"
             )
-        cpu_lens = "seq_lens_cpu" in inspect.signature(self._loaded.paged_class.alloc_extend).parameters
-        surface = Surface(self._construct, cpu_lens, _NewSize, _lists)
+        known = inspect.signature(self._loaded.paged_class.alloc_extend).parameters
+        surface = Surface(
+            self._construct, cpu_lens="seq_lens_cpu" in known, page_count="num_new_pages" in known, lists=_lists
+        )
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
     def other_path(self) -> "Sglang | None":

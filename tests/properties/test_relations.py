@@ -1,0 +1,256 @@
+"""Relations: the other trace, worked out by hand; each fires on an offender made for it, and on nobody else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from kvproof.impl.targets.null import Null
+from kvproof.impl.targets.protocol import Target, Ticket
+from kvproof.model import ops
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import Config
+from kvproof.model.ops import Op
+from kvproof.model.trace import Trace
+from kvproof.properties.failure import Failure
+from kvproof.properties.relations import RELATIONS, Relation, check_paths, check_relation
+from kvproof.properties.run import run_trace
+from tests.model.strategies import configs, new, op_lists, outcomes, rows
+from tests.properties.subjects import LAWFUL, PagePool, PoolTarget, back, front
+
+POOL = Config("paged", 24, 4)  # 6 pages
+SORTED = Config("paged", 24, 4, need_sort=True)
+NAMED = {relation.name: relation for relation in RELATIONS}
+EACH = pytest.mark.parametrize("relation", RELATIONS, ids=list(NAMED))
+
+
+def other(name: str, *trace: Op, config: Config = POOL) -> list[Op] | None:
+    """The other trace of a relation."""
+    varied = NAMED[name].vary(Trace(config, trace))
+    assert varied is None or varied.config == config
+    return None if varied is None else list(varied.ops)
+
+
+def ask(target: Target, relation: Relation, *trace: Op, config: Config = POOL) -> Failure | None:
+    """What a relation says to a trace that the target passes."""
+    whole = Trace(config, trace)
+    result = run_trace(target, whole, record=True)
+    assert result.failures == []
+    return check_relation(target, whole, result, relation)
+
+
+# --- the other trace ------------------------------------------------------------------------------
+
+
+def test_every_relation_is_named():
+    assert {name: relation.property_id for name, relation in NAMED.items()} == {
+        "repeat": "P14",
+        "rows-one-by-one": "P17",
+        "extend-as-decodes": "P17",
+        "other-frees": "P16",
+    }
+
+
+def test_repeat_is_the_same_trace():
+    assert other("repeat", new(4), ops.Clear()) == [new(4), ops.Clear()]
+
+
+def test_a_granted_batch_is_split_by_rows():
+    batch = ops.Extend(((1, 1), (ops.NEW_ROW, 2), (4, 1), (3, 5)))
+    # Two rows live: 4 is row 0; 3 is row 1 again, which counts once. Refused batches stay whole.
+    assert other("rows-one-by-one", new(4, 4), batch, new(16, 16), new(1), ops.Decode((0, 1))) == [
+        new(4),
+        new(4),
+        ops.Extend(((1, 1),)),
+        new(2),
+        ops.Extend(((0, 1),)),
+        new(16, 16),
+        new(1),
+        ops.Decode((0, 1)),
+    ]
+
+
+def test_without_a_granted_batch_there_is_nothing_to_split():
+    assert other("rows-one-by-one", new(4), new(16, 16), ops.Extend(())) is None
+    assert other("rows-one-by-one", new(4, 4), config=SORTED) is None
+
+
+def test_a_row_that_grows_can_do_so_by_decodes():
+    # Not: a row with no tokens, a batch, nothing, too much for the pool.
+    trace = [new(0, 3), ops.Extend(((3, 2),)), ops.Extend(((0, 2),)), ops.Extend(((0, 1), (1, 1)))]
+    rest = [ops.Extend(((0, 0),)), ops.Extend(((1, 30),))]
+    assert other("extend-as-decodes", *trace, *rest) == [
+        trace[0],
+        ops.Decode((1,)),
+        ops.Decode((1,)),
+        *trace[2:],
+        *rest,
+    ]
+
+
+def test_where_nothing_grows_alone_there_are_no_decodes():
+    assert other("extend-as-decodes", new(4), ops.Decode((0,))) is None
+    assert other("extend-as-decodes", new(4), ops.Extend(((0, 1),)), config=SORTED) is None
+    token = Config("token", 6, 1)
+    assert other("extend-as-decodes", new(4), ops.Extend(((0, 1),)), config=token) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "varied"),
+    [
+        # Of 10 tokens on three pages: keep 5 rounds up to 8.
+        (ops.Free((0,), 5), ops.FreeSegment(0, 8)),
+        (ops.Free((0,)), ops.FreeSegment(0, 0)),
+        (ops.Free((0,), 0, True), ops.Free((0,), 0, True)),
+        (ops.Free((0,), 9), ops.Free((0,), 9)),  # keeps all: a segment cannot say so
+        (ops.FreeSegment(0, 7), ops.FreePages(0, 1)),  # rounds down to 4
+        (ops.FreeSegment(0, 10), ops.FreePages(0, 2)),
+        (ops.FreePages(0, 1), ops.Free((0,), 4)),
+        (ops.FreePages(0, 3), ops.Free((0,), 10)),
+        (ops.FreePages(0, 4), ops.Free((0,), 0)),  # 4 modulo 3 pages + 1
+        (ops.FreeSegments(0, 4, 1), ops.FreeSegments(0, 4, 1)),
+    ],
+)
+def test_a_release_has_another_form(op, varied):
+    if op == ops.Free((0,), 0, True):
+        # `backwards` has no counterpart; a segment releases the same pages all the same.
+        varied = ops.FreeSegment(0, 0)
+    expected = None if op == varied else [new(10), varied]
+    assert other("other-frees", new(10), op) == expected
+
+
+def test_a_release_of_many_rows_or_of_tokens_has_no_other_form():
+    assert other("other-frees", new(4, 4), ops.Free((0, 1))) is None
+    assert other("other-frees", new(4), ops.Free((0,)), config=Config("token", 6, 1)) is None
+
+
+@EACH
+@settings(max_examples=150)
+@given(config=configs(), trace=op_lists(misuse=False))
+def test_the_other_trace_comes_to_the_same_rows(relation, config, trace):
+    """On the model itself: the same rows and pages, and the same slots where they must be."""
+    varied = relation.vary(Trace(config, tuple(trace)))
+    if varied is None:
+        return
+    one, two = model_for(config), model_for(config)
+    answers = [outcomes(model, *some) for model, some in ((one, trace), (two, varied.ops))]
+    assert [length for _, length in rows(one)] == [length for _, length in rows(two)]
+    assert len(one.free_pages) + len(one.staged) == len(two.free_pages) + len(two.staged)
+    if relation.property_id == "P17":
+        flat = [[slot for answer in run if isinstance(answer, list) for slot in answer] for run in answers]
+        assert flat[0] == flat[1]
+        assert rows(one) == rows(two)
+
+
+# --- offenders ------------------------------------------------------------------------------------
+
+
+class _Moody(PagePool):
+    """Picks from the front of its pool in one life and from the back in the next."""
+
+
+def moody() -> PoolTarget:
+    target = PoolTarget(lambda config: PagePool(config, front if target.built % 2 else back))
+    return target
+
+
+class _LosesFirstOfBatch(PagePool):
+    """Loses a page whenever a batch of one row needs several pages; whole batches are served well."""
+
+    def extend(self, prefix_lens, seq_lens, last_locs):
+        slots = super().extend(prefix_lens, seq_lens, last_locs)
+        if len(seq_lens) == 1 and slots and prefix_lens == [0] and self.free:
+            self.free.pop()
+        return slots
+
+
+class _DecodesIntoNewPages(PagePool):
+    """A decode step starts a page for every row, full page or not."""
+
+    def decode(self, seq_lens, last_locs):
+        return [slot for _ in seq_lens for slot in [self.pick(self.free) * self.config.page_size]]
+
+
+class _LosesSegments(PagePool):
+    """`free_segment` releases all pages but one."""
+
+    def free_segment(self, slots):
+        super().free_segment(slots[self.config.page_size :])
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "trace", "divergence"),
+    [
+        ("repeat", moody(), (new(4),), "slots-differ"),
+        (
+            "rows-one-by-one",
+            PoolTarget(lambda config: _LosesFirstOfBatch(config, front)),
+            (new(4, 4),),
+            "only-one-fails",
+        ),
+        (
+            "extend-as-decodes",
+            PoolTarget(lambda config: _DecodesIntoNewPages(config, front)),
+            (new(1, 1), ops.Extend(((0, 1),))),
+            "only-one-fails",
+        ),
+        (
+            "other-frees",
+            PoolTarget(lambda config: _LosesSegments(config, front)),
+            (new(8), ops.Free((0,))),
+            "only-one-fails",
+        ),
+    ],
+)
+def test_each_relation_finds_its_offender_and_no_other_does(name, target, trace, divergence):
+    found = {relation.name: ask(target, relation, *trace) for relation in RELATIONS}
+    failure = found.pop(name)
+    assert failure is not None
+    assert (failure.property_id, failure.op, failure.divergence) == (NAMED[name].property_id, name, divergence)
+    assert (failure.allocator, failure.step) == ("paged", len(trace) - 1)
+    assert name in failure.message
+    if name != "repeat":  # whoever does not agree with itself fails whatever is compared
+        assert found == dict.fromkeys(found)
+
+
+@EACH
+@pytest.mark.parametrize("kind", LAWFUL)
+def test_a_lawful_choice_is_no_offence(kind, relation):
+    """Also where a batch, split, gets other pages: the contract fixes no choice."""
+    trace = (new(4, 9, 1), ops.Extend(((0, 5),)), ops.Free((1,), 4), ops.Free((0,)), new(3, 3), ops.FreePages(0))
+    for config in (POOL, SORTED):
+        assert ask(PoolTarget(LAWFUL[kind]), relation, *trace, config=config) is None
+
+
+@EACH
+def test_what_a_target_lacks_is_not_asked_of_it(relation):
+    target = PoolTarget(lambda config: _LosesSegments(config, front), lacks=frozenset({"FreeSegment"}))
+    assert ask(target, relation, new(8), ops.Free((0,))) is None
+
+
+@EACH
+def test_null_agrees_with_itself(relation):
+    assert ask(Null(Ticket()), relation, new(4, 9), ops.Extend(((0, 3),)), ops.Free((1,)), ops.Decode((0,))) is None
+
+
+def test_paths_must_agree_slot_for_slot():
+    trace = Trace(POOL, (new(4, 4), ops.Free((0,)), new(5)))
+
+    def asked(target: PoolTarget) -> Failure | None:
+        return check_paths(target, trace, run_trace(target, trace, record=True))
+
+    def path(make, name: str) -> PoolTarget:
+        return PoolTarget(make, path=name)
+
+    one = path(LAWFUL["back"], "kernels")
+    assert asked(one) is None
+    one.sibling = path(LAWFUL["back"], "torch")
+    assert asked(one) is None
+    one.sibling = path(LAWFUL["highest"], "torch")
+    failure = asked(one)
+    assert failure is not None
+    assert (failure.property_id, failure.op, failure.divergence) == ("P16", "path-torch", "slots-differ")
+    one.sibling = path(lambda config: _LosesFirstOfBatch(config, back), "torch")
+    failure = asked(one)
+    assert failure is not None
+    assert failure.divergence == "only-one-fails"

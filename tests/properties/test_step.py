@@ -1,0 +1,31 @@
+"""What a step offers to checks: owners as they were, pages as they should be, and short lists of numbers."""
+
+from __future__ import annotations
+
+from kvproof.impl.targets.protocol import Answer
+from kvproof.model import ops
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import Config
+from kvproof.properties.step import Step, some
+from tests.model.strategies import new
+
+
+def test_owners_before_a_call_do_not_know_what_it_took():
+    config = Config("paged", 20, 4, need_sort=True, page_offset=10)
+    model = model_for(config)
+    for op in (new(4, 4), ops.Free((0,))):
+        model.apply(op)
+    op = new(1)
+    step = Step(2, op, config, model, model.apply(op), Answer(), None, True)
+    # Pages 11 … 15: 11 is staged, 12 row 0's, and 13 is what the new row takes.
+    assert step.owners_before() == {11: "staged", 12: "row 0", 13: "free", 14: "free", 15: "free"}
+    assert model.owners()[13] == "row 1"
+    assert step.pages_expected() == [14, 15, 11]
+    assert step.page_range() == range(11, 16)
+
+
+def test_numbers_are_cut_to_the_first_few():
+    assert some([3, 1, 2]) == "[3, 1, 2]"
+    assert some({3, 1, 2}) == "[1, 2, 3]"
+    assert some(list(range(10))) == "[0, 1, 2, 3, 4, 5, 6, 7, … 10 in all]"
+    assert some([5, 6, 7], most=2) == "[5, 6, … 3 in all]"
