@@ -1,4 +1,4 @@
-"""The stored traces: what came up in the field or in a campaign, kept with the right answers, one file a trace.
+"""The stored traces: what came up in the field or in a campaign, with the right answers, one file a trace.
 
 They lie in `traces/<allocator>/<name>.json` beside this module and ship with it. Not covered: known faults of
 releases (a list of its own) and the format (`format.py`).

@@ -160,22 +160,24 @@ class AllocatorModel(ABC):
     def _batch(self, entries: Iterable[tuple[int, int]]) -> tuple[list[Growth], list[Row]]:
         """An Extend's entries as growths, amounts clipped, and the rows among them that are new."""
         live = self.rows
+        count = len(live)
         most = self.config.size + self.page_size
         growths: list[Growth] = []
         fresh: list[Row] = []
         named: set[int] = set()
         for ordinal, tokens in entries:
-            if ordinal <= NEW_ROW or not live:
+            if ordinal <= NEW_ROW or not count:
                 row = Row([], 0)
                 fresh.append(row)
             else:
-                index = ordinal % len(live)
+                index = ordinal % count
                 if index in named:
                     continue
                 named.add(index)
                 row = live[index]
-            more = min(max(tokens, 0), most)
-            growths.append(Growth(row, row.length, row.length + more, len(row.pages)))
+            length = row.length
+            more = tokens if 0 <= tokens <= most else 0 if tokens < 0 else most
+            growths.append(Growth(row, length, length + more, len(row.pages)))
         return growths, fresh
 
     def _named_rows(self, ordinals: Iterable[int]) -> list[int]:

@@ -45,18 +45,17 @@ class PagedModel(AllocatorModel):
 
     def _extend(self, op: ops.Extend) -> Expectation:
         growths, fresh = self._batch(op.entries)
-        tokens = need = 0
+        ps = self.page_size
+        call = calls.ExtendCall([], [], [], 0, 0)
         for growth in growths:
-            tokens += growth.seq - growth.prefix
-            need += self.pages(growth.seq) - growth.first_new
-        call = calls.ExtendCall(
-            [growth.prefix for growth in growths],
-            [growth.seq for growth in growths],
-            [self.last_loc(growth.row) for growth in growths],
-            tokens,
-            need,
-        )
-        expectation = self._allocate(call, growths, need, tokens // self.page_size + len(growths) + 1)
+            prefix, seq = growth.prefix, growth.seq
+            call.prefix_lens.append(prefix)
+            call.seq_lens.append(seq)
+            call.last_locs.append(self.last_loc(growth.row) if prefix else -1)
+            call.tokens += seq - prefix
+            call.pages += -(-seq // ps) - growth.first_new
+        may_need = call.tokens // ps + len(growths) + 1
+        expectation = self._allocate(call, growths, call.pages, may_need)
         if expectation.outcome is Outcome.SLOTS:
             self.rows.extend(fresh)
             self._note_extend(growths)

@@ -20,9 +20,9 @@ from kvproof.properties.space import Space, is_wide
 # Relative to one another; a taste of 0 switches an op off, but never Extend and Free. GroupBegin stands for
 # GroupEnd as well: whichever can be done.
 _WEIGHTS: Final[dict[type[Op], int]] = {
-    ops.Extend: 28,
+    ops.Extend: 26,
     ops.Free: 14,
-    ops.Decode: 32,
+    ops.Decode: 36,
     ops.Alloc: 4,
     ops.FreeSegment: 6,
     ops.FreeSegments: 3,
@@ -108,46 +108,57 @@ class Generator:
     # --- allocation -------------------------------------------------------------------------------
 
     def _extend(self) -> Op:
-        draw, model = self._draw, self._model
-        live = len(model.rows)
-        batch = draw.choice(self._batches)
-        if not draw.integer(0, 63):
+        integer, rows = self._draw.integer, self._model.rows
+        live = len(rows)
+        batch = self._draw.choice(self._batches)
+        if not integer(0, 63):
             return ops.Extend(())
-        first = draw.integer(0, live - 1) if live else 0
-        old = 0 if not live else min(batch, live) if live >= self._most_rows else draw.integer(0, min(batch, live))
-        new = 0 if live >= self._most_rows else batch - old
-        ordinals = [(first + i) % live for i in range(old)] + [NEW_ROW] * new
-        if draw.integer(0, 3) == 3:
+        crowded = live >= self._most_rows
+        first = integer(0, live - 1) if live else 0
+        old = min(batch, live) if crowded else integer(0, min(batch, live))
+        ordinals = [(first + i) % live for i in range(old)]
+        if not crowded:
+            ordinals += [NEW_ROW] * (batch - old)
+        if integer(0, 3) == 3:
             ordinals.reverse()
-        rows = model.rows
-        entries = [
-            (ordinal, self._tokens(0 if ordinal == NEW_ROW else rows[ordinal].length)) for ordinal in ordinals
-        ]
-        if draw.integer(0, 15) < self._exhausts:
+        entries = self._entries(ordinals)
+        if integer(0, 15) < self._exhausts:
             self._exhaust(entries)
         elif self._wide:
-            place = draw.integer(0, len(entries) - 1)
-            entries[place] = (entries[place][0], draw.choice(_LONG_TOKENS) + draw.integer(-1, 1))
+            place = integer(0, len(entries) - 1)
+            entries[place] = (entries[place][0], self._draw.choice(_LONG_TOKENS) + integer(-1, 1))
         return ops.Extend(tuple(entries))
 
-    def _tokens(self, length: int) -> int:
+    def _entries(self, ordinals: list[int]) -> list[tuple[int, int]]:
+        """Amounts for these rows. Most callers ask for what there is: their batch ends where the pool does."""
+        model = self._model
+        rows, ps = model.rows, model.page_size
+        left = model.available // ps if self._draw.integer(0, 7) else 1 << 60
+        entries: list[tuple[int, int]] = []
+        for ordinal in ordinals:
+            length = rows[ordinal].length if ordinal >= 0 else 0
+            tokens = self._tokens(length, ps)
+            left -= (length + tokens + ps - 1) // ps - (length + ps - 1) // ps
+            if left < 0:
+                if not entries:
+                    entries.append((ordinal, -length % ps))
+                break
+            entries.append((ordinal, tokens))
+        return entries
+
+    def _tokens(self, length: int, ps: int) -> int:
         """How much a row of this length grows: around the end of its page, and around whole pages."""
-        draw, ps = self._draw, self._model.page_size
-        room = -length % ps
-        kind = draw.integer(0, 15)
+        integer = self._draw.integer
+        kind = integer(0, 15)
+        if kind >= 11:
+            return integer(1, 2 * ps + 1) if kind < 15 else ps * integer(2, 6) + integer(-1, 1)
         if kind < 3:
-            tokens = 1 if kind else 0
-        elif kind < 6:
-            tokens = room + kind - 4
-        elif kind < 9:
-            tokens = ps + kind - 7
-        elif kind < 11:
-            tokens = room + ps * draw.integer(1, 3) + draw.integer(-1, 1)
-        elif kind < 15:
-            tokens = draw.integer(1, 2 * ps + 1)
-        else:
-            tokens = ps * draw.integer(2, 6) + draw.integer(-1, 1)
-        return min(max(tokens, 0), self._most_tokens)
+            return 1 if kind else 0
+        if kind < 6:
+            return max(0, -length % ps + kind - 4)
+        if kind < 9:
+            return ps + kind - 7
+        return -length % ps + ps * integer(1, 3) + integer(-1, 1)
 
     def _exhaust(self, entries: list[tuple[int, int]]) -> None:
         """Make the last row take the pool to one page less than, exactly, or one more than all."""

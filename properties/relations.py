@@ -25,8 +25,8 @@ _MOST_DECODES: Final = 32
 @dataclass(frozen=True, slots=True)
 class Relation:
     """property_id, name: as in a fingerprint. vary: the other trace, or None where it would be the same.
-    same_slots: whether the answers, flattened, must be equal slot for slot. Only where the calls are the same:
-    otherwise a target held to the contract may choose other pages, and an exact one is held to the model's."""
+    same_slots: whether the answers, flattened, must be equal slot for slot. Only where the calls are the
+    same: else a target held to the contract may choose other pages, and an exact one has the model's."""
 
     property_id: str
     name: str

@@ -40,7 +40,7 @@ PINNED = b"""{
     {"op":"misuse","kind":"double-free"}
   ],
   "origin": {"target":"null","lane":"seeded","seed":7,"lease":0,"index":3,"note":"by hand"},
-  "outcomes": ["None","done",[4,5],"done","done","done","done","done","done","done","done","no call","refused"],
+  "outcomes": ["None","done",[4],"done","done","done","done","done","done","done","done","no call","refused"],
   "evidence": {"fingerprint":"0123abcd","property":"P1","op":"Free","divergence":"x","step":12,"message":"m"}
 }
 """
@@ -65,7 +65,7 @@ FILE = TraceFile(
         ),
         Origin("null", "seeded", 7, 0, 3, note="by hand"),
     ),
-    ("None", "done", [4, 5], *["done"] * 8, "no call", "refused"),
+    ("None", "done", [4], *["done"] * 8, "no call", "refused"),
     Evidence("0123abcd", "P1", "Free", "x", 12, "m"),
 )
 

@@ -1,7 +1,7 @@
 """Hypothesis strategies for configs and ops, and short ways to drive a model; for the tests of all folders.
 
-The ops drawn here are any ops at all, not those of a lawful caller with taste (`kvproof.properties.generate`):
-every list of them must be valid for every config.
+The ops drawn here are any ops at all, not those of a caller with taste (`kvproof.properties.generate`): every
+list of them must be valid for every config.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ LAWFUL = st.one_of(
     st.lists(_ROW, max_size=5).map(lambda rows: ops.Decode(tuple(rows))),
     st.just(ops.Decode(tuple(range(10)))),
     st.integers(-1, 40).map(ops.Alloc),
-    st.builds(lambda rows, *rest: ops.Free(tuple(rows), *rest), st.lists(_ROW, max_size=3), _KEEP, st.booleans()),
+    st.builds(
+        lambda rows, *rest: ops.Free(tuple(rows), *rest), st.lists(_ROW, max_size=3), _KEEP, st.booleans()
+    ),
     st.builds(ops.FreeSegment, _ROW, _KEEP),
     st.builds(ops.FreeSegments, _ROW, _KEEP, st.integers(0, 5)),
     st.builds(ops.FreePages, _ROW, _KEEP),

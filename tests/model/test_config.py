@@ -30,7 +30,10 @@ def test_a_remainder_makes_no_page(size, page_size, pages):
         (Config("paged", 16, 4, page_offset=-1), r"config\.page_offset is -1"),
         # Top slot (offset + 4 + 1) * 4 - 1: at most 2**40 - 1.
         (Config("paged", 16, 4, page_offset=(1 << 38) - 4), r"config\.page_offset is .*2\*\*40"),
-        (Config("paged", 16, 4, row_dtype="int32", page_offset=(1 << 29) - 4), r"config\.row_dtype is 'int32'"),
+        (
+            Config("paged", 16, 4, row_dtype="int32", page_offset=(1 << 29) - 4),
+            r"config\.row_dtype is 'int32'",
+        ),
         (Config("paged", 16, 4, checked=True, page_offset=1), r"config\.checked and config\.page_offset"),
     ],
 )

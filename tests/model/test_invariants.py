@@ -41,7 +41,9 @@ def state(model: AllocatorModel) -> tuple[object, ...]:
     return lists(model), rows(model), list(model.deferred()), model.in_group, model.config
 
 
-def assert_fits(model: AllocatorModel, before: tuple[object, ...], free: set[int], expectation: Expectation) -> None:
+def assert_fits(
+    model: AllocatorModel, before: tuple[object, ...], free: set[int], expectation: Expectation
+) -> None:
     """An expectation against the states around it."""
     outcome = expectation.outcome
     assert expectation.available == model.available
@@ -136,7 +138,9 @@ def test_adoption_by_hand():
 @given(configs(), op_lists(misuse=False, most=15), op_lists(misuse=False, most=8))
 def test_a_group_ends_where_the_frees_alone_would(config, trace, inside):
     """P11: as sets of pages; the order is shown by example in test_paged.py."""
-    frees = [op for op in inside if isinstance(op, (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages))]
+    frees = [
+        op for op in inside if isinstance(op, (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages))
+    ]
     grouped, plain = model_for(config), model_for(config)
     for model in (grouped, plain):
         outcomes(model, *trace, ops.GroupEnd())

@@ -85,7 +85,8 @@ def test_only_a_second_begin_needs_an_open_group():
 
 
 @pytest.mark.parametrize(
-    "kind", sorted({*MISUSES} - {"free-padding-page", "free-out-of-range", "negative-alloc", "end-without-begin"})
+    "kind",
+    sorted({*MISUSES} - {"free-padding-page", "free-out-of-range", "negative-alloc", "end-without-begin"}),
 )
 def test_without_rows_and_free_pages_there_is_nothing_to_misuse(kind):
     model = fresh(1, 4)

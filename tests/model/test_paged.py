@@ -71,7 +71,13 @@ def test_extend_opens_a_row_at_the_start_of_a_page():
     call = expectation.call
     assert isinstance(call, calls.ExtendCall)
     # An empty row has last_loc -1; 6 tokens take pages(6) = 2 pages, 1 and 2.
-    assert (call.prefix_lens, call.seq_lens, call.last_locs, call.tokens, call.pages) == ([0], [6], [-1], 6, 2)
+    assert (call.prefix_lens, call.seq_lens, call.last_locs, call.tokens, call.pages) == (
+        [0],
+        [6],
+        [-1],
+        6,
+        2,
+    )
     assert expectation.slots == [4, 5, 6, 7, 8, 9]
     assert model.free_pages == [3, 4]
 
@@ -82,7 +88,7 @@ def test_extend_fills_the_old_page_first():
     expectation = model.apply(ops.Extend(((0, 3),)))
     call = expectation.call
     assert isinstance(call, calls.ExtendCall)
-    # Token 5 sits in page 2 at offset 1: slot 9. Positions 6, 7 < ceil(6) = 8 follow it, position 8 starts page 3.
+    # Token 5 sits in page 2 at offset 1: slot 9. Positions 6, 7 < ceil(6) = 8 follow it, 8 starts page 3.
     assert (call.prefix_lens, call.seq_lens, call.last_locs, call.tokens, call.pages) == ([6], [9], [9], 3, 1)
     assert expectation.slots == [10, 11, 12]
     assert rows(model) == [([1, 2, 3], 9)]
@@ -102,7 +108,7 @@ def test_extend_takes_pages_in_batch_order():
 def test_extend_takes_a_batch_in_the_order_given_not_in_that_of_the_rows():
     model = fresh(6, 4)
     model.apply(new(4, 3))  # A: page 1, full. B: page 2, slots 8, 9, 10.
-    # B first: 11 ends its page, position 4 starts page 3 (slot 12). Then a new row on page 4, then A on page 5.
+    # B first: 11 ends its page, position 4 starts page 3 (slot 12). Then a new row on page 4, A on page 5.
     assert outcome(model, ops.Extend(((1, 2), (ops.NEW_ROW, 1), (0, 1)))) == [11, 12, 16, 20]
     assert rows(model) == [([1, 5], 5), ([2, 3], 5), ([4], 1)]
 

@@ -33,7 +33,9 @@ def test_a_decode_step_is_one_alloc():
 
 def test_too_much_is_none_and_nothing_is_empty():
     model = fresh(2, 1, "token")
-    assert outcomes(model, new(1, 2), ops.Alloc(3), ops.Alloc(0), ops.Extend(()), new(2), ops.Decode((0,))) == [
+    assert outcomes(
+        model, new(1, 2), ops.Alloc(3), ops.Alloc(0), ops.Extend(()), new(2), ops.Decode((0,))
+    ) == [
         "None",
         "None",
         [],
@@ -54,20 +56,22 @@ def test_too_much_is_none_and_nothing_is_empty():
         (ops.FreePages(0), [3, 1, 2]),
     ],
 )
-@pytest.mark.parametrize("need_sort", [False, True])
-def test_every_release_goes_to_the_end_in_the_order_given(op, order, need_sort):
-    model = fresh(4, 1, "token", need_sort=need_sort)
-    # A row on slots 3, 1, 2: three rows, the third freed, then the first two, then one row of four less one.
-    outcomes(model, new(1, 1, 1, 1), ops.Free((2, 0, 1)))
-    # Freed in the order 3, 1, 2 (need_sort: staged, and then merged sorted).
-    if need_sort:
-        assert lists(model) == ([], [3, 1, 2])
-        return
-    assert outcome(model, new(3)) == [3, 1, 2]
-    # Row 0 is the one that never went away (slot 4); row 1 is on 3, 1, 2.
-    model.apply(ops.Free((0,)))
+def test_every_release_goes_to_the_end_in_the_order_given(op, order):
+    model = fresh(4, 1, "token")
+    # Rows on slots 1 … 4; the third, first and second go, and a row of three gets 3, 1, 2. Then slot 4 goes.
+    outcomes(model, new(1, 1, 1, 1), ops.Free((2, 0, 1)), new(3), ops.Free((0,)))
+    assert (lists(model), rows(model)) == (([4], []), [([3, 1, 2], 3)])
     assert outcome(model, op) == "done"
     assert lists(model) == ([4, *order], [])
+
+
+@pytest.mark.parametrize(
+    ("op", "staged"), [(ops.Free((2, 0, 1)), [3, 1, 2]), (ops.Free((2, 0, 1), backwards=True), [2, 1, 3])]
+)
+def test_with_need_sort_to_the_end_of_the_staged_in_the_order_given(op, staged):
+    model = fresh(4, 1, "token", need_sort=True)
+    outcomes(model, new(1, 1, 1, 1), ops.FreePages(3), op)
+    assert lists(model) == ([], [4, *staged])
 
 
 def test_free_passes_the_slots_in_row_order_or_backwards():

@@ -39,7 +39,9 @@ class PagePool:
     eager: staged pages join the free list at once, not only when a call runs short.
     """
 
-    def __init__(self, config: Config, pick: Pick, *, last_row_first: bool = False, eager: bool = False) -> None:
+    def __init__(
+        self, config: Config, pick: Pick, *, last_row_first: bool = False, eager: bool = False
+    ) -> None:
         self.config = config
         self.pick = pick
         self.last_row_first = last_row_first
@@ -166,7 +168,9 @@ LAWFUL: dict[str, Callable[[Config], PagePool]] = {
     "back": lambda config: PagePool(config, back),
     "middle, last row first": lambda config: PagePool(config, middle, last_row_first=True),
     "front, eager": lambda config: PagePool(config, front, eager=True),
-    "highest": lambda config: PagePool(config, lambda free: free.pop(free.index(max(free))), last_row_first=True),
+    "highest": lambda config: PagePool(
+        config, lambda free: free.pop(free.index(max(free))), last_row_first=True
+    ),
 }
 """Lawful allocators that all choose pages other than the contract's exact level would."""
 

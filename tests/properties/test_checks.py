@@ -66,8 +66,18 @@ WRONG_ANSWERS = [
     Case("P2", "answer-not-due", (new(4), ops.Free((0,))), Answer([4], available=16)),
     Case("P8", "wrong-length", (new(5),), Answer(FIVE[:4], available=8)),
     Case("P8", "wrong-length", (new(5),), Answer([*FIVE, 9], available=8)),
-    Case("P8", "unwritten the output", (new(5),), Answer(FIVE, None, 8, damage=damaged("unwritten", "the output"))),
-    Case("P8", "written-twice k.out", (new(5),), Answer(FIVE, None, 8, damage=damaged("written-twice", "k.out"))),
+    Case(
+        "P8",
+        "unwritten the output",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("unwritten", "the output")),
+    ),
+    Case(
+        "P8",
+        "written-twice k.out",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("written-twice", "k.out")),
+    ),
     Case("P3", "padding-page-handed-out", (new(5),), Answer([4, 5, 6, 7, 0], available=8)),
     Case("P3", "padding-page-handed-out", (new(1),), Answer([1], available=12)),
     Case("P9", "slot-out-of-range", (new(5),), Answer([4, 5, 6, 7, 20], available=8)),
@@ -96,7 +106,15 @@ WRONG_STATES = [
     Case("P9", "unknown-page-in-free-list", (new(4), ops.Free((0,))), Answer(available=16), [5, 2, 3, 4]),
     Case("P9", "unknown-page-in-free-list", (new(4), ops.Free((0,))), Answer(available=16), [-1, 2, 3, 4]),
     Case("P1", "duplicate-in-free-list", (new(4), ops.Free((0,))), Answer(available=20), [1, 1, 2, 3, 4]),
-    Case("P1", "duplicate-in-free-list", (new(4), ops.Free((0,))), Answer(available=16), [2, 3, 4], (2,), config=SORTED),
+    Case(
+        "P1",
+        "duplicate-in-free-list",
+        (new(4), ops.Free((0,))),
+        Answer(available=16),
+        [2, 3, 4],
+        (2,),
+        config=SORTED,
+    ),
     Case("P1", "owned-page-in-free-list", (new(4),), Answer([4, 5, 6, 7], available=12), [1, 2, 3, 4]),
     Case("P1", "owned-page-in-free-list", HELD, Answer(available=12), [1, 2, 3, 4]),
     Case("P2", "available-excess", (new(4), ops.Free((0,))), Answer(available=20)),
@@ -119,9 +137,24 @@ WRONG_STATES = [
         (new(17),),
         Answer(None, None, 16, damage=damaged("read-out-of-bounds", "k.free_pages")),
     ),
-    Case("P7", "guard-words an output", (new(5),), Answer(FIVE, None, 8, damage=damaged("guard-words", "an output"))),
-    Case("P7", "input-changed last_loc", (new(5),), Answer(FIVE, None, 8, damage=damaged("input-changed", "last_loc"))),
-    Case("P7", "write-out-of-bounds k.o", (new(5),), Answer(FIVE, None, 8, damage=damaged("write-out-of-bounds", "k.o"))),
+    Case(
+        "P7",
+        "guard-words an output",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("guard-words", "an output")),
+    ),
+    Case(
+        "P7",
+        "input-changed last_loc",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("input-changed", "last_loc")),
+    ),
+    Case(
+        "P7",
+        "write-out-of-bounds k.o",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("write-out-of-bounds", "k.o")),
+    ),
     Case(
         "P7",
         "output-changed an earlier output",
@@ -200,7 +233,10 @@ def test_every_check_has_a_wrong_answer_of_its_own():
     [
         (WRONG_ANSWERS[3], ["None", "16 slots available", "5 slots"]),
         (Case("P2", "", (new(4), ops.Free((0,))), Answer(available=20)), ["20", "excess 4", "expected 16"]),
-        (Case("P1", "", (new(4), new(2)), Answer([4, 5], available=8)), ["batch row 0", "page 1", "[4, 5]", "row 0"]),
+        (
+            Case("P1", "", (new(4), new(2)), Answer([4, 5], available=8)),
+            ["batch row 0", "page 1", "[4, 5]", "row 0"],
+        ),
         (Case("P1", "", HELD, Answer(available=12), [1, 2, 3, 4]), ["page 1: deferred"]),
         (
             Case("P5", "", (new(1), ops.Extend(((0, 2),))), Answer([6, 7], available=12)),
@@ -223,7 +259,14 @@ def test_no_check_fires_on_the_models_own_predictions(config, trace):
         expectation = model.apply(op)
         subject.expect(expectation, model)
         step = Step(
-            index, op, config, model, expectation, subject.apply(expectation.call), subject.observe(), exact=True
+            index,
+            op,
+            config,
+            model,
+            expectation,
+            subject.apply(expectation.call),
+            subject.observe(),
+            exact=True,
         )
         assert [property_id for property_id, check in CHECKS if check(step) is not None] == []
         if expectation.outcome is Outcome.SLOTS:

@@ -50,7 +50,9 @@ POOL = Config("paged", 64, 4)
 def test_all_kinds_of_ops_are_drawn():
     kinds = Counter(type(op) for op in ops_of(Space("paged", misuse=True), POOL, 20, 200))
     assert set(kinds) == set(OP_TYPES)
-    misuses = {op.kind for op in ops_of(Space("paged", misuse=True), POOL, 20, 200) if isinstance(op, ops.Misuse)}
+    misuses = {
+        op.kind for op in ops_of(Space("paged", misuse=True), POOL, 20, 200) if isinstance(op, ops.Misuse)
+    }
     assert misuses == set(MISUSES)
 
 

@@ -1,4 +1,4 @@
-"""Leases: the same one gives the same verdict; a verdict holds the first trace of each fault, cut to show it."""
+"""Leases: the same one gives the same verdict; a verdict holds a trace of each fault, cut to show it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ TWO_FAULTS = PoolTarget(lambda config: _LeaksAndStartsAnywhere(config, front))
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-@pytest.mark.parametrize("target", [Null(Ticket()), Reference(Ticket()), TWO_FAULTS], ids=["null", "ours", "faulty"])
+@pytest.mark.parametrize(
+    "target", [Null(Ticket()), Reference(Ticket()), TWO_FAULTS], ids=["null", "ours", "faulty"]
+)
 def test_the_same_lease_gives_the_same_verdict(allocator, target):
     one, two = (run_lease(target, lease(allocator, count=1500)) for _ in range(2))
     assert one == two
@@ -54,7 +56,9 @@ def test_the_same_lease_gives_the_same_verdict(allocator, target):
 
 
 def test_number_seed_and_lane_each_change_what_is_drawn():
-    verdicts = [run_lease(TWO_FAULTS, lease(number=number, seed=seed)) for number, seed in ((0, 0), (1, 0), (0, 1))]
+    verdicts = [
+        run_lease(TWO_FAULTS, lease(number=number, seed=seed)) for number, seed in ((0, 0), (1, 0), (0, 1))
+    ]
     counts = [(verdict.traces, verdict.tally.checked, verdict.marks) for verdict in verdicts]
     assert counts[0] != counts[1] != counts[2] != counts[0]
 
@@ -107,7 +111,9 @@ def test_a_fault_in_the_lists_is_traced_to_the_step_that_made_it():
 
     target = PoolTarget(lambda config: _Repeats(config, front))
     verdict = run_lease(target, lease(page_offset=False))
-    found = [entry for entry in verdict.found.values() if entry.failure.divergence == "duplicate-in-free-list"]
+    found = [
+        entry for entry in verdict.found.values() if entry.failure.divergence == "duplicate-in-free-list"
+    ]
     assert found
     for entry in found:
         model = model_for(entry.trace.config)

@@ -27,7 +27,9 @@ POOL = Config("paged", 16, 4)
 # --- how closely ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("look_every", "looks"), [(1, [1, 2, 3, 4, 5, 6]), (3, [0, 0, 1, 1, 1, 2]), (9, [0] * 6)])
+@pytest.mark.parametrize(
+    ("look_every", "looks"), [(1, [1, 2, 3, 4, 5, 6]), (3, [0, 0, 1, 1, 1, 2]), (9, [0] * 6)]
+)
 def test_lists_are_looked_at_every_so_many_calls(look_every, looks):
     subject = Twist()
     pair = Lockstep(model_for(POOL), subject, exact=True, look_every=look_every)
@@ -69,7 +71,15 @@ def test_an_answer_that_is_not_the_prediction_takes_the_long_way(answer):
 
 def test_what_comes_to_no_call_and_what_a_target_lacks_is_counted():
     pair = Lockstep(model_for(POOL), Twist(), exact=True, lacks=frozenset({"FreeSegment", "Resize"}))
-    trace = [ops.Free((0,)), new(4), ops.FreeSegment(0), ops.Resize(2), ops.FreeSegment(0), ops.GroupEnd(), new(4)]
+    trace = [
+        ops.Free((0,)),
+        new(4),
+        ops.FreeSegment(0),
+        ops.Resize(2),
+        ops.FreeSegment(0),
+        ops.GroupEnd(),
+        new(4),
+    ]
     assert [pair.step(op) for op in trace] == [None] * 7
     assert (pair.tally.checked, pair.tally.idle) == (2, 2)
     assert pair.tally.skipped == {"FreeSegment": 2, "Resize": 1}
@@ -217,5 +227,7 @@ def test_a_promise_is_one_of_checked_mode(checked):
 
 
 def test_misuse_with_nothing_to_misuse_is_no_call():
-    result = run_trace(Null(Ticket()), Trace(POOL, (ops.Misuse("unaligned-segment"), ops.Misuse("nested-begin"))))
+    result = run_trace(
+        Null(Ticket()), Trace(POOL, (ops.Misuse("unaligned-segment"), ops.Misuse("nested-begin")))
+    )
     assert (result.failures, result.tally.idle, result.tally.checked) == ([], 2, 0)

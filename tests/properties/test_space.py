@@ -37,7 +37,10 @@ def test_a_wide_space_reaches_its_edges(allocator):
     assert max(tops) > (1 << 40) - 3 * 128
     # Pools that begin below 2**31 (2**32) and end above.
     for edge in (1 << 31, 1 << 32):
-        assert any(config.page_offset * config.page_size < edge < top for config, top in zip(configs, tops, strict=True))
+        assert any(
+            config.page_offset * config.page_size < edge < top
+            for config, top in zip(configs, tops, strict=True)
+        )
     if allocator == "paged":
         assert any(config.size % config.page_size for config in configs)
         assert any(config.page_size & (config.page_size - 1) for config in configs)

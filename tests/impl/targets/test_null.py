@@ -40,7 +40,12 @@ def test_it_answers_from_the_model():
     ):
         subject.expect(model.apply(op), model)
         answer = subject.apply(NoCall())
-        assert (answer.slots, answer.available, answer.dtype, answer.damage) == (slots, available, "int64", ())
+        assert (answer.slots, answer.available, answer.dtype, answer.damage) == (
+            slots,
+            available,
+            "int64",
+            (),
+        )
         assert isinstance(answer.error, ValueError) is refused
     assert subject.observe() == State([1, 2, 3, 4], [])
 

@@ -22,7 +22,9 @@ from kvproof.properties.run import run_trace
 from kvproof.properties.space import space_for
 from tests.model.strategies import configs, new, op_lists
 
-TARGETS = pytest.mark.parametrize("target", [Kvproof(Ticket()), Reference(Ticket())], ids=["kvproof", "reference"])
+TARGETS = pytest.mark.parametrize(
+    "target", [Kvproof(Ticket()), Reference(Ticket())], ids=["kvproof", "reference"]
+)
 
 
 @TARGETS
@@ -30,7 +32,11 @@ def test_what_they_are(target):
     # On a CPU, "auto" is the torch path, and there is no other beside it.
     assert (target.path, target.stood_in, target.other_path()) == ("torch", (), None)
     capabilities = target.capabilities
-    assert (capabilities.allocators, capabilities.exact, capabilities.lacks) == (ALLOCATORS, True, frozenset())
+    assert (capabilities.allocators, capabilities.exact, capabilities.lacks) == (
+        ALLOCATORS,
+        True,
+        frozenset(),
+    )
     assert capabilities.any_page_size
     assert capabilities.page_offset
     assert capabilities.checked

@@ -100,7 +100,9 @@ DECODE = calls.DecodeCall([5, 4], [7, 10])
 def test_each_call_is_made_with_its_tensors(call, name, args, kwargs):
     recorder = Recorder(4)
     answer = subject_of(recorder).apply(call)
-    assert [(made, plain(list(given)), keywords) for made, given, keywords in recorder.calls] == [(name, args, kwargs)]
+    assert [(made, plain(list(given)), keywords) for made, given, keywords in recorder.calls] == [
+        (name, args, kwargs)
+    ]
     assert (answer.slots, answer.error, answer.available, answer.damage) == (None, None, 7, ())
     assert type(answer.available) is int
 
