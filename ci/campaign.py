@@ -190,9 +190,10 @@ class Campaign:
     def _finish(self, new: bool, elapsed: float) -> int:
         totals = self._totals
         capabilities = next(iter(self._ready.values())).capabilities
-        problems = [] if self.plan.misuse else shortfalls(
-            sum(totals.checked.values()), totals.by_allocator, capabilities.lacks, capabilities.page_offset
-        )
+        # What misuse leaves behind ends most traces early, so marks are not due; some work is.
+        due = {} if self.plan.misuse else totals.by_allocator
+        checked = sum(totals.checked.values())
+        problems = shortfalls(checked, due, capabilities.lacks, capabilities.page_offset)
         lacks = {name: 0 for name in sorted(capabilities.lacks)}
         exit_code = 1 if new else 3 if problems else 4 if totals.first else 0
         marks: Counter[str] = Counter()
@@ -256,5 +257,6 @@ class _Slot(threading.Thread):
 
     def close(self) -> None:
         """End the processes."""
-        for worker in self._workers.values():
+        # A copy: when the campaign ends early, this seat's thread may be starting another process.
+        for worker in list(self._workers.values()):
             worker.close()

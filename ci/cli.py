@@ -4,8 +4,10 @@ Commands parse, call, print and choose an exit code; what they do stands elsewhe
 failure, 2 usage or bad input, 3 infrastructure or no work, 4 only known failures, 130 stopped by Ctrl-C.
 """
 
+import os
 import secrets
 import sys
+import traceback
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,7 +17,7 @@ from kvproof.ci.bench import run as run_bench
 from kvproof.ci.commands import FuzzOptions, RunOptions
 from kvproof.ci.doctor import doctor as run_doctor
 from kvproof.ci.targets import show_targets
-from kvproof.model.errors import KvproofError, UserError
+from kvproof.model.errors import InfrastructureError, KvproofError, UserError
 
 INTERRUPTED: Final = 130
 
@@ -133,7 +135,7 @@ def properties(json: Json = False) -> None:
 @bench.command(epilog="Example: kvproof bench harness --target sglang==0.5.23")
 def harness(
     target: Annotated[str, typer.Option(help="The real target to share time with.")] = "sglang==0.5.23",
-    ops: Annotated[int, typer.Option(min=1000, help="Checked ops of the null target, for rate and memory.")] = 1_000_000,
+    ops: Annotated[int, typer.Option(min=20_000, help="Checked ops of the null target, for rate and memory.")] = 1_000_000,
     json: Json = False,
 ) -> None:
     """The harness's own speed, share of time and memory."""
@@ -144,16 +146,27 @@ def main() -> None:
     """Entry point of the `kvproof` script."""
     try:
         status = app(standalone_mode=False)
+        if status == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        print(end="", flush=True)
     except KvproofError as error:
         status = _complain(str(error), error.exit_code)
     except _CommandLineError as error:
         status = _explain(error)
     except (KeyboardInterrupt, typer.Abort):
         status = _complain("stopped by Ctrl-C", INTERRUPTED)
-    except BrokenPipeError:
-        status = 0
-        sys.stderr.close()
+    except (OSError, SystemExit) as error:  # typer makes SystemExit(1) of a broken pipe, but 1 means a failure
+        status = _complain(_output_lost(error), InfrastructureError.exit_code)
+    except Exception:
+        traceback.print_exc()
+        status = _complain("an error of kvproof itself; please report it", InfrastructureError.exit_code)
     sys.exit(status)
+
+
+def _output_lost(error: BaseException) -> str:
+    """Why output could not be written. What is left of it goes nowhere, or Python would try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"output cannot be written: {error.strerror if isinstance(error, OSError) else 'nobody reads it'}"
 
 
 def _explain(error: Any) -> int:

@@ -1,9 +1,9 @@
 """What each command does, as functions that return exit codes. Parsing stands in `cli.py`."""
 
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 from rich.console import Console
@@ -74,7 +74,7 @@ def fuzz(options: FuzzOptions) -> int:
     )
     known = read_known()
     folder = fresh_folder(Path(options.out) if options.out else _default_folder(target, options.seed))
-    with TerminalReporter(Console(), folder) as terminal:
+    with TerminalReporter(Console(), folder, _flags(options.run)) as terminal:
         return Campaign(plan, known, [FolderReporter(folder), terminal]).run()
 
 
@@ -108,6 +108,12 @@ def _device(wanted: str) -> str:
     return "cpu"
 
 
+def _flags(options: RunOptions) -> str:
+    """What a line that reproduces a run must repeat of how it was made."""
+    chosen = (("--path", options.path), ("--device", options.device))
+    return "".join(f" {flag} {value}" for flag, value in chosen if value != "auto")
+
+
 def _trace_lane(file: TraceFile, options: RunOptions, lane: str | None) -> tuple[str, Lane]:
     """The target and the lane to run a stored trace on."""
     origin = file.trace.origin
@@ -116,7 +122,7 @@ def _trace_lane(file: TraceFile, options: RunOptions, lane: str | None) -> tuple
         raise UserError("the trace does not say which target it is for; name one with --target")
     split_name(target)
     name = lane or origin.lane
-    if name not in LANES or (name == "hypothesis" and lane is None):
+    if lane is None and name != "audited":
         name = "seeded"
     return target, lane_for(name, device=_device(options.device), path=options.path)
 
@@ -143,7 +149,7 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     for name, failure in first.items():
         _say(f"{'KNOWN' if is_known[name] else 'NEW'}  {heading(failure)}")
         maps = done.maps if failure == done.runs[0][0] else None
-        reproduce = f"kvproof replay {path} --target {target} --lane {where.name}"
+        reproduce = f"kvproof replay {quote(path)} --target {quote(target)} --lane {where.name}{_flags(options)}"
         for line in failure_lines(file.trace, failure, maps, reproduce):
             _say(line)
     for kind, left in done.accepted.items():
@@ -172,7 +178,8 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
     except OSError as error:
         raise InfrastructureError(f"{destination}: cannot be written: {error.strerror or error}") from None
     _say(heading(found))
-    for line in failure_lines(small, found, confirmed.maps, f"kvproof replay {destination} --target {target}"):
+    reproduce = f"kvproof replay {quote(str(destination))} --target {quote(target)}{_flags(options)}"
+    for line in failure_lines(small, found, confirmed.maps, reproduce):
         _say(line)
     _say(f"{len(file.trace.ops)} -> {len(small.ops)} ops in {confirmed.runs} runs: {destination}")
     return 0

@@ -5,6 +5,7 @@ On a terminal a status line lives at the bottom; elsewhere a plain line comes ev
 
 import time
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Final
 
@@ -26,11 +27,15 @@ _MEANING: Final = {
 
 
 class TerminalReporter:
-    """Prints to a rich console. A context manager, so that the status line is always taken down."""
+    """Prints to a rich console. A context manager, so that the status line is always taken down.
 
-    def __init__(self, console: Console, folder: Path) -> None:
+    flags: what `kvproof replay` must be told besides the file, with a space before each.
+    """
+
+    def __init__(self, console: Console, folder: Path, flags: str = "") -> None:
         self._console = console
         self._folder = folder
+        self._flags = flags
         self._status: Status | None = None
         self._said = time.monotonic()
         self._target = ""
@@ -105,7 +110,7 @@ class TerminalReporter:
             f"seen       {event.seen} times; fails {confirmed.failed} of {confirmed.times} in a fresh process,"
             f" {confirmed.failed_small} of {confirmed.times} as shrunk in {confirmed.runs} runs"
         )
-        for line in failure_lines(trace, failure, confirmed.maps, f"kvproof replay {path}"):
+        for line in failure_lines(trace, failure, confirmed.maps, f"kvproof replay {quote(str(path))}{self._flags}"):
             self._print(line)
 
     def _finish(self, event: Finished) -> None:

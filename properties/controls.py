@@ -18,7 +18,8 @@ from kvproof.impl.targets.planted.plant import Plant
 from kvproof.impl.targets.planted.target import UNCHANGED, Canary, Planted, plant_named
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.model.config import ALLOCATORS
-from kvproof.properties.lease import Found, Lease, Verdict, run_lease
+from kvproof.properties.failure import Found
+from kvproof.properties.lease import Lease, Verdict, run_lease
 from kvproof.properties.space import space_for
 
 QUICK: Final = ("padding-page-free", "pages-not-taken", "free-repeats")

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from hashlib import sha256
 
+from kvproof.model.trace import Trace
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -26,3 +28,11 @@ class Failure:
         """8 hex digits. Free of targets, configs and numbers: one fault, one fingerprint."""
         text = "\n".join((self.property_id, self.op, self.allocator, self.divergence))
         return sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A failure and a trace that shows it."""
+
+    failure: Failure
+    trace: Trace

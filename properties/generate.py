@@ -39,10 +39,10 @@ _RARE: Final = (ops.Clear, ops.Resize)
 _FREES: Final = (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages)
 _BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 _USUAL_BATCHES: Final = 12
-_MOST_ROWS: Final = 64
+_MOST_ROWS: Final = (4, 8, 8, 16, 16, 64)
 # Around the block sizes that kernels are written with.
 _WIDE_BATCHES: Final = (2, 127, 128, 129, 255, 256, 257, 300, 513, 1024, 1025)
-_LONG_TOKENS: Final = (255, 256, 257, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097, 8193)
+_LONG_TOKENS: Final = (255, 256, 257, 1023, 1024, 1025, 2047, 2049, 4097)
 
 
 class Generator:
@@ -55,10 +55,11 @@ class Generator:
         self._wide = is_wide(model.config)
         if self._wide:
             self._batches = [size for size in _WIDE_BATCHES if size <= space.max_wide_batch]
+            self._most_rows = 2 * self._batches[-1]
         else:
             batches = [size for size in _BATCHES if size <= space.max_batch]
-            self._batches = batches if draw.integer(0, 3) == 3 else batches[:_USUAL_BATCHES]
-        self._most_rows = 2 * self._batches[-1] if self._wide else _MOST_ROWS
+            self._batches = batches if draw.integer(0, 7) == 7 else batches[:_USUAL_BATCHES]
+            self._most_rows = draw.choice(_MOST_ROWS)
         self._exhausts = draw.choice((1, 2, 8))
         self._makers: list[Callable[[], Op]] = []
         self._frees: list[Callable[[], Op]] = []

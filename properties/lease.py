@@ -12,7 +12,7 @@ from kvproof.model.marks import Mark
 from kvproof.model.ops import Op
 from kvproof.model.trace import Origin, Trace
 from kvproof.properties.draw import Draw, SeededDraw
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import Failure, Found
 from kvproof.properties.generate import Generator
 from kvproof.properties.lockstep import Tally
 from kvproof.properties.relations import RELATIONS, check_paths, check_relation
@@ -40,17 +40,10 @@ class Lease:
     longest: int = 3000
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A failure and the trace that shows it, cut behind the failing op."""
-
-    failure: Failure
-    trace: Trace
-
-
 @dataclass(slots=True)
 class Verdict:
-    """What one lease came to. found: the first of each fingerprint, in order; seen: how often each came."""
+    """What one lease came to. found: the first of each fingerprint, in order, cut
+    behind the failing op; seen: how often each came."""
 
     lease: int
     lane: str
@@ -127,7 +120,7 @@ def _explain(target: Target, trace: Trace, failures: list[Failure], verdict: Ver
 
 def _relate(target: Target, trace: Trace, result: Result, verdict: Verdict) -> None:
     relation = RELATIONS[verdict.traces // _RELATE_EVERY % len(RELATIONS)]
-    failure = check_relation(target, trace, result, relation) or check_paths(target, trace, result)
+    found = check_relation(target, trace, result, relation) or check_paths(target, trace, result)
     verdict.relations += 1
-    if failure is not None:
-        verdict.add(failure, trace)
+    if found is not None:
+        verdict.add(found.failure, found.trace)

@@ -7,7 +7,7 @@ a target agrees with itself.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from kvproof.impl.targets.protocol import Target
 from kvproof.model import ops
@@ -15,7 +15,7 @@ from kvproof.model.base import Outcome
 from kvproof.model.catalogue import model_for
 from kvproof.model.ops import Op
 from kvproof.model.trace import Trace
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import Failure, Found
 from kvproof.properties.run import Result, run_trace
 from kvproof.properties.step import some
 
@@ -25,13 +25,13 @@ _MOST_DECODES: Final = 32
 @dataclass(frozen=True, slots=True)
 class Relation:
     """property_id, name: as in a fingerprint. vary: the other trace, or None where it would be the same.
-    same_slots: whether the answers, flattened, must be equal slot for slot. Only where the calls are the
-    same: else a target held to the contract may choose other pages, and an exact one has the model's."""
+    same_slots: of whom the answers, flattened, must be equal slot for slot. A target held to the contract may
+    choose other pages for other calls, so most relations ask that of exact targets only."""
 
     property_id: str
     name: str
     vary: Callable[[Trace], Trace | None]
-    same_slots: bool
+    same_slots: Literal["all", "exact", "none"]
 
 
 def _again(trace: Trace) -> Trace:
@@ -119,44 +119,53 @@ def _as_decodes(trace: Trace) -> Trace | None:
 
 
 RELATIONS: Final = (
-    Relation("P14", "repeat", _again, same_slots=True),
-    Relation("P17", "rows-one-by-one", _split_batches, same_slots=False),
-    Relation("P17", "extend-as-decodes", _as_decodes, same_slots=False),
-    Relation("P16", "other-frees", _other_frees, same_slots=False),
+    Relation("P14", "repeat", _again, same_slots="all"),
+    Relation("P17", "rows-one-by-one", _split_batches, same_slots="exact"),
+    Relation("P17", "extend-as-decodes", _as_decodes, same_slots="exact"),
+    Relation("P16", "other-frees", _other_frees, same_slots="none"),
 )
 
 
-def check_relation(target: Target, trace: Trace, result: Result, relation: Relation) -> Failure | None:
-    """Run the varied trace and compare. `result` is a recorded, clean run of `trace` on the same target."""
+def check_relation(target: Target, trace: Trace, result: Result, relation: Relation) -> Found | None:
+    """Run the varied trace and compare. `result` is a recorded, clean run of `trace` on the same target.
+
+    The varied trace is a lawful trace of its own: what fails in it is an ordinary failure, found with it.
+    """
     varied = relation.vary(trace)
     if varied is None or any(type(op).__name__ in target.capabilities.lacks for op in varied.ops):
         return None
-    other = run_trace(target, varied, look_every=8, record=True)
-    return _compare(trace, result, other, relation)
+    other = run_trace(target, varied, record=True)
+    if other.failures:
+        return Found(other.failures[0], varied)
+    if relation.same_slots == "none" or (relation.same_slots == "exact" and not target.capabilities.exact):
+        return None
+    differ = _differ(trace, result, other, relation.property_id, relation.name)
+    return None if differ is None else Found(differ, trace)
 
 
-def check_paths(target: Target, trace: Trace, result: Result) -> Failure | None:
-    """P16: the other path of the same target (torch or kernels) gives the very same slots."""
+def check_paths(target: Target, trace: Trace, result: Result) -> Found | None:
+    """P16: the other path of the same target (torch or kernels) does the same, slot for slot."""
     sibling = target.other_path()
     if sibling is None:
         return None
     other = run_trace(sibling, trace, look_every=8, record=True)
-    return _compare(trace, result, other, Relation("P16", f"path-{sibling.path}", _again, same_slots=True))
+    name = f"path-{sibling.path}"
+    if other.failures:
+        failure = other.failures[0]
+        message = f"only the {sibling.path} path fails: {failure.property_id} {failure.message}"
+        at = failure.step
+        return Found(Failure("P16", name, trace.config.allocator, "only-one-fails", at, message), trace)
+    differ = _differ(trace, result, other, "P16", name)
+    return None if differ is None else Found(differ, trace)
 
 
-def _compare(trace: Trace, result: Result, other: Result, relation: Relation) -> Failure | None:
-    at = len(trace.ops) - 1
-    allocator = trace.config.allocator
-    if failure := next((f for f in other.failures if not f.tolerable), None):
-        message = f"the same ops done otherwise ({relation.name}) fail: {failure.property_id} {failure.message}"
-        return Failure(relation.property_id, relation.name, allocator, "only-one-fails", at, message)
-    if relation.same_slots:
-        one, two = _flat(result.answers or []), _flat(other.answers or [])
-        if one != two:
-            message = f"slots differ ({relation.name}): {some(one)} and then {some(two)}"
-            return Failure(relation.property_id, relation.name, allocator, "slots-differ", at, message)
-    return None
+def _differ(trace: Trace, result: Result, other: Result, property_id: str, name: str) -> Failure | None:
+    one, two = _flat(result), _flat(other)
+    if one == two:
+        return None
+    message = f"slots differ ({name}): {some(one)} and then {some(two)}"
+    return Failure(property_id, name, trace.config.allocator, "slots-differ", len(trace.ops) - 1, message)
 
 
-def _flat(answers: list[list[int] | None]) -> list[int]:
-    return [slot for answer in answers for slot in answer or ()]
+def _flat(result: Result) -> list[int]:
+    return [slot for answer in result.answers or () for slot in answer or ()]

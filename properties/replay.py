@@ -14,16 +14,15 @@ def is_relation(op: str) -> bool:
 
 
 def replay(target: Target, trace: Trace, *, relations: bool = True, misuse_fails: bool = True) -> Result:
-    """Run the trace, looking after every op; when it passes, ask every relation as well."""
+    """Run the trace, looking after every op; when it passes, ask every relation as well.
+
+    What fails in a varied trace only is that trace's failure and not this one's.
+    """
     result = run_trace(target, trace, misuse_fails=misuse_fails, record=True)
     if relations and not result.failures and not result.tally.accepted:
-        for relation in RELATIONS:
-            failure = check_relation(target, trace, result, relation)
-            if failure is not None:
-                result.failures.append(failure)
-        failure = check_paths(target, trace, result)
-        if failure is not None:
-            result.failures.append(failure)
+        asked = [check_relation(target, trace, result, relation) for relation in RELATIONS]
+        asked.append(check_paths(target, trace, result))
+        result.failures.extend(found.failure for found in asked if found is not None and found.trace is trace)
     return result
 
 

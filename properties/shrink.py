@@ -1,7 +1,8 @@
 """The shrinker: the smallest trace that still shows the same failure.
 
 Moves, again and again until none helps: leave ops out (large pieces first), make the config plainer, make
-single ops plainer, take pages from pool and row together, leave rows out. A candidate counts when the same fingerprint comes again, so shrinking never slides
+single ops plainer, take pages from pool and row together, leave rows out,
+make room and leave out what made it. A candidate counts when the same fingerprint comes again, so shrinking never slides
 from one fault to another. Every list of ops is valid for every config, so there is nothing to repair.
 
 Deterministic: no clock, only a bound on runs.
@@ -22,6 +23,7 @@ Reproduce = Callable[[Trace], int | None]
 """Runs a trace; the index of the op that fails with the fingerprint sought, or None."""
 
 _PLAIN_PAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_ROOMY_PAGES: Final = 256
 _PLAIN_PAGE_SIZES: Final = (1, 2, 4, 8, 16)
 _FREES: Final = (ops.FreeSegment, ops.FreeSegments, ops.FreePages)
 
@@ -47,6 +49,8 @@ class Shrinker:
             self._plain_ops()
             self._tighten()
             self._drop_rows()
+            self._keep_rows()
+            self._with_more_room()
         return self.best
 
     def _try(self, candidate: Trace) -> bool:
@@ -98,6 +102,33 @@ class Shrinker:
             if pages * config.page_size < config.size:
                 yield replace(config, size=pages * config.page_size), self.best.ops
 
+    def _keep_rows(self) -> None:
+        """Leave out a release that ends a row, and let later ops name the rows behind it by one more."""
+        for index in range(len(self.best.ops) - 2, -1, -1):
+            if index < len(self.best.ops) - 1 and isinstance(self.best.ops[index], (ops.Free, *_FREES)):
+                model = model_for(self.best.config)
+                for earlier in self.best.ops[:index]:
+                    model.apply(earlier)
+                before = list(model.rows)
+                model.apply(self.best.ops[index])
+                gone = [at for at, row in enumerate(before) if row not in model.rows]
+                if len(gone) == 1:
+                    later = tuple(_with_row(op, gone[0]) for op in self.best.ops[index + 1 :])
+                    self._try(replace(self.best, ops=(*self.best.ops[:index], *later)))
+
+    def _with_more_room(self) -> None:
+        """Ops that only made room can go when the pool is larger; fewer ops are worth more pages."""
+        before = self.best
+        pages = _ROOMY_PAGES
+        if before.config.num_pages >= pages:
+            return
+        if self._try(replace(before, config=before.config.resized(pages * before.config.page_size))):
+            self._drop_ops()
+            self._drop_rows()
+            self._keep_rows()
+            if len(self.best.ops) >= len(before.ops):
+                self.best = before
+
     def _tighten(self) -> None:
         """Take the same number of pages from the pool and from one row: exhaustion needs both to move."""
         for index, op in enumerate(self.best.ops):
@@ -138,6 +169,7 @@ class Shrinker:
                 index += 1
 
     def _drop_row(self, index: int, place: int) -> bool:
+        """Leave out the new row of one entry, and every mention of it."""
         op = self.best.ops[index]
         assert isinstance(op, ops.Extend)
         model = model_for(self.best.config)
@@ -145,9 +177,15 @@ class Shrinker:
             model.apply(earlier)
         gone = len(model.rows) + sum(row <= ops.NEW_ROW for row, _ in op.entries[:place])
         shorter = ops.Extend((*op.entries[:place], *op.entries[place + 1 :]))
-        later = tuple(_renumbered(other, gone) for other in self.best.ops[index + 1 :])
-        between = (shorter,) if shorter.entries else ()
-        return self._try(replace(self.best, ops=(*self.best.ops[:index], *between, *later)))
+        changed = [*self.best.ops[:index], *([shorter] if shorter.entries else [])]
+        model.apply(op)
+        row = model.rows[gone] if gone < len(model.rows) else None
+        for later in self.best.ops[index + 1 :]:
+            at = model.rows.index(row) if row in model.rows else None
+            plain = later if at is None else _without_row(later, at)
+            changed.extend([] if plain is None else [plain])
+            model.apply(later)
+        return bool(changed) and self._try(replace(self.best, ops=tuple(changed)))
 
     def _plain_ops(self) -> None:
         index = 0
@@ -165,18 +203,31 @@ class Shrinker:
         )
 
 
-def _renumbered(op: Op, gone: int) -> Op:
-    """The op with ordinals behind `gone` lowered by one."""
-
-    def lower(row: int) -> int:
-        return row - 1 if row > gone else row
-
+def _without_row(op: Op, gone: int) -> Op | None:
+    """The op with the row `gone` left out and those behind it one lower; None when nothing is left."""
     if isinstance(op, ops.Extend):
-        return ops.Extend(tuple((lower(row), tokens) for row, tokens in op.entries))
+        op = ops.Extend(tuple(entry for entry in op.entries if entry[0] != gone))
+    elif isinstance(op, (ops.Decode, ops.Free)):
+        op = replace(op, rows=tuple(row for row in op.rows if row != gone))
+    elif isinstance(op, (*_FREES, ops.Misuse)) and op.row == gone:
+        return None
+    named = op.entries if isinstance(op, ops.Extend) else op.rows if isinstance(op, (ops.Decode, ops.Free)) else (0,)
+    return _renamed(op, lambda row: row - 1 if row > gone else row) if named else None
+
+
+def _with_row(op: Op, kept: int) -> Op:
+    """The op when a row more lives, at `kept`: rows from there on are one higher."""
+    return _renamed(op, lambda row: row + 1 if row >= kept else row)
+
+
+def _renamed(op: Op, rename: Callable[[int], int]) -> Op:
+    """The op with other ordinals for its rows."""
+    if isinstance(op, ops.Extend):
+        return ops.Extend(tuple((rename(row), tokens) for row, tokens in op.entries))
     if isinstance(op, (ops.Decode, ops.Free)):
-        return replace(op, rows=tuple(lower(row) for row in op.rows))
+        return replace(op, rows=tuple(rename(row) for row in op.rows))
     if isinstance(op, (*_FREES, ops.Misuse)):
-        return replace(op, row=lower(op.row))
+        return replace(op, row=rename(op.row))
     return op
 
 

@@ -39,5 +39,6 @@ def load_target(name: str, ticket: Ticket) -> Target:
     except KvproofError:
         raise
     except Exception as error:
-        raise InfrastructureError(f"target {name}: {type(error).__name__}: {error}") from error
+        words = " ".join(str(error).split())
+        raise InfrastructureError(f"target {name}: {type(error).__name__}: {words}") from error
     return target

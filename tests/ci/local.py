@@ -1,0 +1,92 @@
+"""Help for the tests of this folder: a worker without a process, and the real command.
+
+`LocalWorker` answers as `kvproof.ci.worker` does, in this process, which spares the seconds that a process
+takes to import torch. Not for lanes with kernels or auditing, which change the whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvproof.ci import worker
+from kvproof.impl.targets.protocol import Target, Ticket
+from kvproof.impl.targets.registry import load_target
+from kvproof.model.errors import InfrastructureError, UserError
+from kvproof.ci import wire
+from kvproof.properties.lanes import Lane
+
+COMMAND = (sys.executable, "-c", "from kvproof.ci.cli import main; main()")
+
+
+class LocalWorker:
+    """In place of `kvproof.ci.process.Worker`. made: every one since the list was last cleared."""
+
+    made: list[LocalWorker] = []
+
+    def __init__(self, target: str, lane: Lane) -> None:
+        assert not lane.audited
+        self.target: Target = load_target(target, Ticket(path=lane.path, device=lane.device))
+        self.ready = worker._ready(self.target)
+        self.asked: list[wire.Request] = []
+        self.closed = False
+        LocalWorker.made.append(self)
+
+    def __enter__(self) -> LocalWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def ask(self, request: wire.Request, reply_type: type[Any]) -> Any:
+        self.asked.append(request)
+        # There and back as on the pipe.
+        reply = wire.reply_of(wire.to_line(worker._serve(self.target, wire.request_of(wire.to_line(request)))))
+        if isinstance(reply, wire.Refused):
+            raise (UserError if reply.exit_code == 2 else InfrastructureError)(reply.message)
+        assert isinstance(reply, reply_type)
+        return reply
+
+
+def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """The real command, running."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The real command, run to its end."""
+    process = start(*arguments, cwd=cwd, **environment)
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
