@@ -138,7 +138,7 @@ class Generator:
         entries: list[tuple[int, int]] = []
         for ordinal in ordinals:
             length = rows[ordinal].length if ordinal >= 0 else 0
-            tokens = self._tokens(length, ps)
+            tokens = min(self._tokens(length, ps), self._most_tokens)
             left -= (length + tokens + ps - 1) // ps - (length + ps - 1) // ps
             if left < 0:
                 if not entries:

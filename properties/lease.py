@@ -102,6 +102,8 @@ def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Ver
         failure = pair.step(op)
         if failure is not None:
             failures.append(failure)
+    if (failure := pair.finish()) is not None:
+        failures.append(failure)
     trace = Trace(config, tuple(drawn), origin)
     verdict.absorb(pair.tally, Counter(pair.model.marks))
     if failures:

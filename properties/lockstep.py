@@ -9,8 +9,8 @@ checks about predictions themselves.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvproof.impl.targets.protocol import Mirror, Subject
-from kvproof.model.base import AllocatorModel, Outcome
+from kvproof.impl.targets.protocol import Answer, Mirror, State, Subject
+from kvproof.model.base import AllocatorModel, Expectation, Outcome
 from kvproof.model.config import Config
 from kvproof.model.ops import Clobber, GroupBegin, GroupEnd, Misuse, Op
 from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, Check
@@ -37,7 +37,7 @@ class Tally:
 class Lockstep:
     """Model and target side by side, from a fresh allocator on.
 
-    look_every: the target's lists are compared after every so many calls, and after every refusal.
+    look_every: the target's lists are compared after every so many calls, after every refusal, and by `finish`.
     lacks, refuses, exact: see Capabilities. misuse_fails: an accepted misuse that corrupts the allocator is a
     failure even where the target never promised to refuse it. After a failure that is not tolerable, or an accepted misuse
     (`spoilt`), the pair is out of step and must be thrown away.
@@ -66,6 +66,7 @@ class Lockstep:
         self._misuse_fails = misuse_fails
         self._look_every = look_every
         self._look_in = look_every
+        self._unseen: tuple[Op, Expectation, Answer] | None = None
         self._index = -1
 
     @property
@@ -100,16 +101,33 @@ class Lockstep:
         ):
             self._look_in -= 1
             if self._look_in > 0 and outcome is not Outcome.OOM:
+                self._unseen = (op, expectation, answer)
                 return None
             state = self.subject.observe()
-            self._look_in = self._look_every
+            self._looked()
             model = self.model
             if state.free == model.free_pages and state.staged == model.staged and not state.damage:
                 return None
         else:
             state = self.subject.observe()
-            self._look_in = self._look_every
-        return self._judge(Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact))
+            self._looked()
+        return self._judge(self._step(op, expectation, answer, state))
+
+    def finish(self) -> Failure | None:
+        """Look at the lists once more when calls were made since the last look. The failure, if any, names the
+        last op; an earlier one may be to blame."""
+        if self.spoilt or self._unseen is None:
+            return None
+        step = self._step(*self._unseen, self.subject.observe())
+        self._looked()
+        return self._judge(step)
+
+    def _looked(self) -> None:
+        self._look_in = self._look_every
+        self._unseen = None
+
+    def _step(self, op: Op, expectation: Expectation, answer: Answer, state: State) -> Step:
+        return Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact)
 
     def _judge(self, step: Step) -> Failure | None:
         if isinstance(step.op, Misuse):

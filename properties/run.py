@@ -58,4 +58,6 @@ def run_trace(
             failures.append(failure)
         if pair.spoilt:
             break
+    if (failure := pair.finish()) is not None:
+        failures.append(failure)
     return Result(failures, pair.tally, Counter(pair.model.marks), pair.answers)

@@ -28,7 +28,8 @@ class Space:
 
     allocator: the kind. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
     that the contract forbids, on checked allocators. max_batch: rows in one batch at most, max_wide_batch: in
-    a wide trace. max_row_tokens: a bound on what a row grows by to exhaust the pool, in tokens.
+    a wide trace. max_row_tokens: what a row grows by at most, wide traces apart, for lanes that pay
+    for each token.
     """
 
     allocator: str
