@@ -44,13 +44,16 @@ def run(target: str, ops: int, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([{name: getattr(row, name) for name in Row.__slots__} for row in rows]))
         return 0
-    print(f"| allocator | null target, checked ops/s | {target}, checked ops/s | harness's share |"
-          f" memory after 10^4 ops | after {ops:,} ops |")
+    print(
+        f"| allocator | null target, checked ops/s | {target}, checked ops/s | harness's share |"
+        f" memory after 10^4 ops | after {ops:,} ops |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for row in rows:
         growth = 100 * (row.rss_last_mib / row.rss_first_mib - 1)
         print(
-            f"| {row.allocator} | {row.null_ops_per_s:,.0f} | {row.target_ops_per_s:,.0f} | {100 * row.share:.1f} % |"
+            f"| {row.allocator} | {row.null_ops_per_s:,.0f} | {row.target_ops_per_s:,.0f} |"
+            f" {100 * row.share:.1f} % |"
             f" {row.rss_first_mib:.0f} MiB | {row.rss_last_mib:.0f} MiB ({growth:+.1f} %) |"
         )
     return 0
@@ -75,7 +78,9 @@ def _in_process(target: str, allocator: str, ops: int) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        raise InfrastructureError(f"the benchmark of {target} failed: {words[-1] if words else done.returncode}")
+        raise InfrastructureError(
+            f"the benchmark of {target} failed: {words[-1] if words else done.returncode}"
+        )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
 

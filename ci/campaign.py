@@ -13,7 +13,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvproof.ci import wire
-from kvproof.ci.events import Event, FailureConfirmed, FailureFound, Finished, LeaseFinished, Reporter, Started
+from kvproof.ci.events import (
+    Event,
+    FailureConfirmed,
+    FailureFound,
+    Finished,
+    LeaseFinished,
+    Reporter,
+    Started,
+)
 from kvproof.ci.floors import shortfalls
 from kvproof.ci.process import Worker
 from kvproof.corpus.known import Known
@@ -53,7 +61,9 @@ class Plan:
             if lane.name != "audited" or allocator != "token" or len(self.lanes) == 1
         ]
         most = max(share for share, _, _ in shares)
-        return [(lane, allocator) for turn in range(most) for share, lane, allocator in shares if share > turn]
+        return [
+            (lane, allocator) for turn in range(most) for share, lane, allocator in shares if share > turn
+        ]
 
 
 @dataclass(slots=True)
@@ -84,7 +94,7 @@ class Campaign:
         self._totals = _Totals()
 
     def run(self) -> int:
-        """The whole campaign; the exit code. KeyboardInterrupt stops dealing and is raised again at the end."""
+        """The whole campaign; the exit code. KeyboardInterrupt stops dealing and goes on to the caller."""
         slots = [_Slot(self) for _ in range(self.plan.workers)]
         with ExitStack() as cleanup:
             for slot in slots:
@@ -124,7 +134,12 @@ class Campaign:
             self._ready[lane.name] = slot.worker(lane).ready
         self._tell(
             Started(
-                self.plan.target, self._ready, self.plan.allocators, self.plan.seed, self.plan.workers, controls
+                self.plan.target,
+                self._ready,
+                self.plan.allocators,
+                self.plan.seed,
+                self.plan.workers,
+                controls,
             )
         )
 
@@ -175,7 +190,9 @@ class Campaign:
         """Every distinct failure in a fresh process of its own; whether any is new."""
         new = False
         for fingerprint, (failure, trace, lane) in self._totals.first.items():
-            known = next((entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None)
+            known = next(
+                (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
+            )
             new |= known is None
             request = wire.Confirm(wire.text_of(trace), failure, REPLAYS, _SHRINK_RUNS)
             with Worker(self.plan.target, lane) as worker:
@@ -194,7 +211,7 @@ class Campaign:
         due = {} if self.plan.misuse else totals.by_allocator
         checked = sum(totals.checked.values())
         problems = shortfalls(checked, due, capabilities.lacks, capabilities.page_offset)
-        lacks = {name: 0 for name in sorted(capabilities.lacks)}
+        lacks = dict.fromkeys(sorted(capabilities.lacks), 0)
         exit_code = 1 if new else 3 if problems else 4 if totals.first else 0
         marks: Counter[str] = Counter()
         for reached in totals.by_allocator.values():

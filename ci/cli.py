@@ -28,7 +28,7 @@ _CommandLineError: Any = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="kvproof",
     help="Property-based verification and fuzzing of KV-cache slot allocators.",
-    epilog="Exit codes: 0 clean, 1 new failure, 2 bad input, 3 infrastructure or no work, 4 known failures only.",
+    epilog="Exit codes: 0 clean, 1 new failure, 2 bad input, 3 infrastructure or no work, 4 known failures.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -39,7 +39,9 @@ app.add_typer(bench, name="bench")
 
 Target = Annotated[
     str,
-    typer.Option("--target", "-t", help="kvproof, reference, null, sglang, sglang==VERSION, sglang@PATH, planted:NAME."),
+    typer.Option(
+        "--target", "-t", help="kvproof, reference, null, sglang, sglang==VERSION, sglang@PATH, planted:NAME."
+    ),
 ]
 Path_ = Annotated[str, typer.Option("--path", help="auto, torch or kernels (interpreted on a CPU).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
@@ -135,7 +137,9 @@ def properties(json: Json = False) -> None:
 @bench.command(epilog="Example: kvproof bench harness --target sglang==0.5.23")
 def harness(
     target: Annotated[str, typer.Option(help="The real target to share time with.")] = "sglang==0.5.23",
-    ops: Annotated[int, typer.Option(min=20_000, help="Checked ops of the null target, for rate and memory.")] = 1_000_000,
+    ops: Annotated[
+        int, typer.Option(min=20_000, help="Checked ops of the null target, for rate and memory.")
+    ] = 1_000_000,
     json: Json = False,
 ) -> None:
     """The harness's own speed, share of time and memory."""
@@ -155,7 +159,10 @@ def main() -> None:
         status = _explain(error)
     except (KeyboardInterrupt, typer.Abort):
         status = _complain("stopped by Ctrl-C", INTERRUPTED)
-    except (OSError, SystemExit) as error:  # typer makes SystemExit(1) of a broken pipe, but 1 means a failure
+    except (
+        OSError,
+        SystemExit,
+    ) as error:  # typer makes SystemExit(1) of a broken pipe, but 1 means a failure
         status = _complain(_output_lost(error), InfrastructureError.exit_code)
     except Exception:
         traceback.print_exc()

@@ -104,7 +104,9 @@ def _device(wanted: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     if wanted == "cuda":
-        raise InfrastructureError("--device cuda: torch sees no GPU here; use --device cpu, or install a CUDA torch")
+        raise InfrastructureError(
+            "--device cuda: torch sees no GPU here; use --device cpu, or install a CUDA torch"
+        )
     return "cpu"
 
 
@@ -143,20 +145,29 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
         raise InfrastructureError(f"{path}: no op of it could be run on {target} ({_counts(done.skipped)})")
     if as_json:
         failures = [{**msgspec.to_builtins(f), "fingerprint": name} for name, f in first.items()]
-        report = {"target": target, "failed": failed, "times": times, "failures": failures, "skipped": done.skipped}
+        report = {
+            "target": target,
+            "failed": failed,
+            "times": times,
+            "failures": failures,
+            "skipped": done.skipped,
+        }
         print(msgspec.json.encode({**report, "accepted": done.accepted, "exit_code": status}).decode())
         return status
     for name, failure in first.items():
         _say(f"{'KNOWN' if is_known[name] else 'NEW'}  {heading(failure)}")
         maps = done.maps if failure == done.runs[0][0] else None
-        reproduce = f"kvproof replay {quote(path)} --target {quote(target)} --lane {where.name}{_flags(options)}"
+        reproduce = (
+            f"kvproof replay {quote(path)} --target {quote(target)} --lane {where.name}{_flags(options)}"
+        )
         for line in failure_lines(file.trace, failure, maps, reproduce):
             _say(line)
     for kind, left in done.accepted.items():
         _say(f"accepted   {kind}: {left}")
     if done.skipped:
         _say(f"skipped    {_counts(done.skipped)} (the target has no such call)")
-    _say(f"{'FAILED' if failed else 'PASSED'} {failed} of {times} on {target} ({where.name}), {done.checked} ops checked")
+    verdict = f"FAILED {failed} of {times}" if failed else f"PASSED {times} of {times}"
+    _say(f"{verdict} on {target} ({where.name}), {done.checked} ops checked")
     return status
 
 

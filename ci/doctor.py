@@ -29,7 +29,11 @@ def doctor(*, as_json: bool) -> int:
         skipped += control.outcome == "cannot run here"
         failed += not control.passed and control.outcome != "cannot run here"
         caught = control.catch
-        how = f"{caught.property_id} {caught.divergence}, {caught.ops} ops, {caught.seconds:.1f} s" if caught else ""
+        how = (
+            f"{caught.property_id} {caught.divergence}, {caught.ops} ops, {caught.seconds:.1f} s"
+            if caught
+            else ""
+        )
         rows.append({"name": control.name, "what": control.what, "outcome": control.outcome, "how": how})
         if not as_json:
             print(f"{control.outcome:<16} {control.name:<40} {how}", flush=True)
@@ -58,7 +62,9 @@ def _machine() -> dict[str, str]:
         cache.mkdir(parents=True, exist_ok=True)
         facts["cache room"] = f"{shutil.disk_usage(cache).free >> 20} MiB free"
     except OSError as error:
-        raise InfrastructureError(f"the cache folder {cache} cannot be made: {error.strerror}; set KVPROOF_CACHE") from None
+        raise InfrastructureError(
+            f"the cache folder {cache} cannot be made: {error.strerror}; set KVPROOF_CACHE"
+        ) from None
     fetched = [number for number in SUPPORTED if fetch.cached(number)]
     facts["sglang"] = f"fetched: {', '.join(fetched) or 'none yet'}"
     return facts

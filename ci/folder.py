@@ -1,9 +1,9 @@
 """The folder reporter: what a campaign leaves behind.
 
-    verdicts.jsonl        one line a lease, in order; no times, so equal leases give equal bytes
-    failures/FP.json      the minimal trace of each fingerprint, with what it showed
-    failures/FP.found.json  the trace as it was found
-    campaign.json         the plan, the machine, totals, times, exit code
+verdicts.jsonl        one line a lease, in order; no times, so equal leases give equal bytes
+failures/FP.json      the minimal trace of each fingerprint, with what it showed
+failures/FP.found.json  the trace as it was found
+campaign.json         the plan, the machine, totals, times, exit code
 """
 
 import platform
@@ -60,7 +60,9 @@ class FolderReporter:
         try:
             self._report(event)
         except OSError as error:
-            raise InfrastructureError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
+            raise InfrastructureError(
+                f"{self.folder}: cannot be written: {error.strerror or error}"
+            ) from None
 
     def _report(self, event: Event) -> None:
         match event:
@@ -89,7 +91,9 @@ class FolderReporter:
         confirmed = event.confirmed
         failure = confirmed.failure or event.failure
         times = f"{confirmed.failed} of {confirmed.times}"
-        self._write(f"failures/{event.failure.fingerprint}.json", wire.trace_of(confirmed.trace), failure, times)
+        self._write(
+            f"failures/{event.failure.fingerprint}.json", wire.trace_of(confirmed.trace), failure, times
+        )
 
     def _write(self, name: str, trace: Trace, failure: Failure, times: str = "") -> None:
         path = self.folder / name

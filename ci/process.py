@@ -33,7 +33,7 @@ class Worker:
             environment["TRITON_INTERPRET"] = "1"
         else:
             environment.pop("TRITON_INTERPRET", None)
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvproof.ci.worker"],
             stdin=subprocess.PIPE,
@@ -69,7 +69,9 @@ class Worker:
         except (OSError, msgspec.MsgspecError):
             reply = None
         if isinstance(reply, wire.Refused):
-            kind: type[KvproofError] = UserError if reply.exit_code == UserError.exit_code else InfrastructureError
+            kind: type[KvproofError] = (
+                UserError if reply.exit_code == UserError.exit_code else InfrastructureError
+            )
             raise kind(reply.message)
         if not isinstance(reply, reply_type):
             raise InfrastructureError(self._obituary(request))

@@ -1,4 +1,4 @@
-"""`kvproof targets`: which targets there are, which SGLang releases load here, and what was stood in for them."""
+"""`kvproof targets`: which targets there are, which SGLang releases load here, what was stood in for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The terminal reporter: progress while it runs, failures as they are confirmed, totals at the end.
 
-On a terminal a status line lives at the bottom; elsewhere a plain line comes every few seconds, without colour.
+On a terminal a status line lives at the bottom; elsewhere a plain line comes every few seconds, uncoloured.
 """
 
 import time
@@ -107,10 +107,12 @@ class TerminalReporter:
         if event.known is not None:
             self._print(f"judged     {event.known}")
         self._print(
-            f"seen       {event.seen} times; fails {confirmed.failed} of {confirmed.times} in a fresh process,"
-            f" {confirmed.failed_small} of {confirmed.times} as shrunk in {confirmed.runs} runs"
+            f"seen       {event.seen} times; fails {confirmed.failed} of {confirmed.times} in a fresh"
+            f" process, {confirmed.failed_small} of {confirmed.times} as shrunk in {confirmed.runs} runs"
         )
-        for line in failure_lines(trace, failure, confirmed.maps, f"kvproof replay {quote(str(path))}{self._flags}"):
+        for line in failure_lines(
+            trace, failure, confirmed.maps, f"kvproof replay {quote(str(path))}{self._flags}"
+        ):
             self._print(line)
 
     def _finish(self, event: Finished) -> None:
@@ -126,5 +128,5 @@ class TerminalReporter:
         self._print(f"marks      {len(event.marks)} reached")
         self._print(f"results    {self._folder}")
         style = {0: "bold green", 4: "bold yellow"}.get(event.exit_code, "bold red")
-        summary = f"{_MEANING[event.exit_code]} (exit {event.exit_code}), {event.leases} leases, {event.elapsed:.0f} s"
-        self._print(summary, style=style)
+        meaning = f"{_MEANING[event.exit_code]} (exit {event.exit_code})"
+        self._print(f"{meaning}, {event.leases} leases, {event.elapsed:.0f} s", style=style)

@@ -64,11 +64,14 @@ def _struct(source: type[Any], name: str, **options: Any) -> type[msgspec.Struct
         (entry.name, entry.type) if entry.default is MISSING else (entry.name, entry.type, entry.default)
         for entry in fields(source)
     ]
-    return msgspec.defstruct(name, shape, frozen=True, forbid_unknown_fields=True, omit_defaults=True, **options)
+    return msgspec.defstruct(
+        name, shape, frozen=True, forbid_unknown_fields=True, omit_defaults=True, **options
+    )
 
 
 _WIRE_OPS: Final[dict[type[Op], type[msgspec.Struct]]] = {
-    op_type: _struct(op_type, f"Wire{op_type.__name__}", tag=op_name(op_type), tag_field="op") for op_type in OP_TYPES
+    op_type: _struct(op_type, f"Wire{op_type.__name__}", tag=op_name(op_type), tag_field="op")
+    for op_type in OP_TYPES
 }
 _OP_OF_WIRE: Final = {wire: op_type for op_type, wire in _WIRE_OPS.items()}
 _WireConfig: Final = _struct(Config, "WireConfig")
@@ -119,16 +122,22 @@ def encode(file: TraceFile) -> bytes:
 def decode(data: bytes, name: str) -> TraceFile:
     """The trace in these bytes. Raises UserError naming the file and the field."""
     if len(data) > MAX_FILE_BYTES:
-        raise UserError(f"{name}: {len(data)} bytes is more than a trace may have ({MAX_FILE_BYTES}); is it a trace?")
+        raise UserError(
+            f"{name}: {len(data)} bytes is more than a trace may have ({MAX_FILE_BYTES}); is it a trace?"
+        )
     try:
         version = msgspec.json.decode(data, type=_Versioned).format
         if version != FORMAT_VERSION:
-            raise UserError(f"{name}: format {version} is not known, only {FORMAT_VERSION}; use the kvproof that wrote it")
+            raise UserError(
+                f"{name}: format {version} is not known, only {FORMAT_VERSION}; use the kvproof that wrote it"
+            )
         wire = msgspec.json.decode(data, type=_WireFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{name}: not a valid trace: {error}") from None
     trace = Trace(
-        _plain(Config, wire.config), tuple(_plain(_OP_OF_WIRE[type(op)], op) for op in wire.ops), _plain(Origin, wire.origin)
+        _plain(Config, wire.config),
+        tuple(_plain(_OP_OF_WIRE[type(op)], op) for op in wire.ops),
+        _plain(Origin, wire.origin),
     )
     _check_bounds(trace, name)
     _check_outcomes(wire.outcomes, trace, name)
@@ -164,11 +173,15 @@ def _check_outcomes(outcomes: tuple[str | list[int], ...] | None, trace: Trace, 
     if outcomes is None:
         return
     if len(outcomes) != len(trace.ops):
-        raise UserError(f"{name}: $.outcomes has {len(outcomes)} entries for {len(trace.ops)} ops; give one an op")
+        raise UserError(
+            f"{name}: $.outcomes has {len(outcomes)} entries for {len(trace.ops)} ops; give one an op"
+        )
     known = OUTCOME_WORDS.values()
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, str) and outcome not in known:
-            raise UserError(f"{name}: $.outcomes[{index}] is {outcome!r}; give the slots, or one of: {', '.join(known)}")
+            raise UserError(
+                f"{name}: $.outcomes[{index}] is {outcome!r}; give the slots, or one of: {', '.join(known)}"
+            )
 
 
 def _small(value: object) -> bool:

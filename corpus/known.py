@@ -46,5 +46,7 @@ def read_known(path: Path = KNOWN_FILE) -> tuple[Known, ...]:
         raise UserError(f"{path}: not a valid list of known faults: {error}") from None
     for index, entry in enumerate(known):
         if entry.judgement not in JUDGEMENTS:
-            raise UserError(f"{path}: $[{index}].judgement is {entry.judgement!r}; known: {', '.join(JUDGEMENTS)}")
+            raise UserError(
+                f"{path}: $[{index}].judgement is {entry.judgement!r}; known: {', '.join(JUDGEMENTS)}"
+            )
     return known

@@ -47,6 +47,11 @@ class PoolAllocator(ABC):
 
     _releases_to_front: ClassVar[bool]
 
+    free_pages: torch.Tensor
+    staged_pages: list[torch.Tensor]
+    _held: list[tuple[torch.Tensor, bool]] | None
+    _ledger: Ledger | None
+
     def __init__(
         self,
         size: SupportsIndex,
@@ -286,8 +291,8 @@ class PoolAllocator(ABC):
     def clear(self) -> None:
         """Back to the initial state: all pages free and ascending, no group, nothing staged or live."""
         self.free_pages = torch.arange(1, self.num_pages + 1, dtype=torch.int64, device=self.device)
-        self.staged_pages: list[torch.Tensor] = []
-        self._held: list[tuple[torch.Tensor, bool]] | None = None
+        self.staged_pages = []
+        self._held = None
         self._ledger = Ledger(self.page_size, self.num_pages) if self.checked else None
 
     def resize(self, config: SupportsIndex | SizedConfig) -> None:

@@ -53,20 +53,30 @@ class Config:
     def resized(self, size: int) -> "Config":
         """This config with another size, in slots."""
         return Config(
-            self.allocator, size, self.page_size, self.need_sort, self.checked, self.row_dtype, self.page_offset
+            self.allocator,
+            size,
+            self.page_size,
+            self.need_sort,
+            self.checked,
+            self.row_dtype,
+            self.page_offset,
         )
 
 
 def validate(config: Config) -> Config:
     """The config itself, or UserError naming the first field that is out of bounds."""
     if config.allocator not in ALLOCATORS:
-        raise UserError(f"config.allocator is {config.allocator!r}; known allocators: {', '.join(ALLOCATORS)}")
+        raise UserError(
+            f"config.allocator is {config.allocator!r}; known allocators: {', '.join(ALLOCATORS)}"
+        )
     if not 1 <= config.page_size <= MAX_PAGE_SIZE:
         raise UserError(f"config.page_size is {config.page_size}; it must lie in 1..{MAX_PAGE_SIZE}")
     if config.allocator == "token" and config.page_size != 1:
         raise UserError(f"config.page_size is {config.page_size}; the token allocator has pages of 1 slot")
     if not 1 <= config.num_pages <= MAX_PAGES:
-        raise UserError(f"config.size is {config.size}, {config.num_pages} pages; it must give 1..{MAX_PAGES} pages")
+        raise UserError(
+            f"config.size is {config.size}, {config.num_pages} pages; it must give 1..{MAX_PAGES} pages"
+        )
     if config.row_dtype not in ROW_DTYPES:
         raise UserError(f"config.row_dtype is {config.row_dtype!r}; known: {', '.join(ROW_DTYPES)}")
     top_slot = (config.page_offset + config.num_pages + 1) * config.page_size
@@ -75,5 +85,7 @@ def validate(config: Config) -> Config:
     if config.row_dtype == "int32" and top_slot > _INT32_SLOTS:
         raise UserError("config.row_dtype is 'int32', but the pool's slots reach beyond 2**31; use 'int64'")
     if config.checked and config.page_offset:
-        raise UserError("config.checked and config.page_offset exclude each other: a checked pool knows its range")
+        raise UserError(
+            "config.checked and config.page_offset exclude each other: a checked pool knows its range"
+        )
     return config

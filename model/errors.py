@@ -18,6 +18,6 @@ class UserError(KvproofError):
 
 
 class InfrastructureError(KvproofError):
-    """The machine let us down, or no work could be done: no target, no network, a dead worker. Exit code 3."""
+    """The machine let us down, or nothing could be done: no network, a dead worker. Exit code 3."""
 
     exit_code = 3

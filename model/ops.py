@@ -51,7 +51,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class FreeSegment:
-    """`free_segment` of a row's positions from `start` (modulo its length, rounded down to a page) to its end."""
+    """`free_segment` of a row from `start` (modulo its length, rounded down to a page) to its end."""
 
     row: int
     start: int = 0
@@ -97,7 +97,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """`resize` to this many pages (at least 1, at most `Config.most_pages`) plus `spare` slots that fill no page; clears."""
+    """`resize` to this many pages (1 to `Config.most_pages`) plus `spare` slots that fill no page; clears."""
 
     pages: int
     spare: int = 0

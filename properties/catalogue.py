@@ -29,16 +29,18 @@ PROPERTIES: Final = (
     Property(
         "P1",
         "single ownership",
-        "No slot or page has two live owners; no page stands twice in free + staged; free and live are disjoint.",
+        "No slot or page has two live owners; none stands twice in free + staged; free and live are disjoint.",
     ),
     Property(
         "P2",
         "conservation",
-        "Free + staged + deferred + live pages are all pages, and available_size() says how many are free or staged.",
+        "Free + staged + deferred + live are all pages; available_size() says how many are free or staged.",
     ),
     Property("P3", "padding page", "The padding page is never handed out and never enters a free list."),
     Property(
-        "P4", "row shape", "row[j] % page_size == j % page_size, and a page-aligned stretch of a row lies in one page."
+        "P4",
+        "row shape",
+        "row[j] % page_size == j % page_size, and a page-aligned stretch of a row lies in one page.",
     ),
     Property(
         "P5",
@@ -50,19 +52,36 @@ PROPERTIES: Final = (
         "refusal changes nothing",
         "After None or a refusing error everything is what it was; a lawful call never raises.",
     ),
-    Property("P7", "no stray access", "No access outside the logical tensors, even when its result is thrown away."),
-    Property("P8", "written once", "Every element of an output is written, exactly once, by exactly one program."),
-    Property("P9", "range and dtype", "Slots are int64 inside the pool, with no 32-bit wrap up to 2**40 slots."),
-    Property("P10", "side mappings", "Paired slots are mapped, page-injective, and cleared on release.", "later"),
+    Property(
+        "P7", "no stray access", "No access outside the logical tensors, even when its result is thrown away."
+    ),
+    Property(
+        "P8", "written once", "Every element of an output is written, exactly once, by exactly one program."
+    ),
+    Property(
+        "P9", "range and dtype", "Slots are int64 inside the pool, with no 32-bit wrap up to 2**40 slots."
+    ),
+    Property(
+        "P10", "side mappings", "Paired slots are mapped, page-injective, and cleared on release.", "later"
+    ),
     Property(
         "P11",
         "deferred release",
         "A group of frees ends in the state of the frees done at its end; it owns the values it was given.",
     ),
-    Property("P12", "sound estimates", "When the admission estimate says it fits, the allocation succeeds.", "later"),
+    Property(
+        "P12",
+        "sound estimates",
+        "When the admission estimate says it fits, the allocation succeeds.",
+        "later",
+    ),
     Property("P13", "watermarks", "committed <= allocated <= row width; nothing is orphaned.", "later"),
-    Property("P14", "determinism", "The same trace gives the same slots, and exact targets the contract's.", "both"),
-    Property("P15", "no hidden cost", "Documented sync-free calls do not synchronise; no recompilation.", "later"),
+    Property(
+        "P14", "determinism", "The same trace gives the same slots, and exact targets the contract's.", "both"
+    ),
+    Property(
+        "P15", "no hidden cost", "Documented sync-free calls do not synchronise; no recompilation.", "later"
+    ),
     Property(
         "P16",
         "equivalent paths",

@@ -131,7 +131,7 @@ class Generator:
         return ops.Extend(tuple(entries))
 
     def _entries(self, ordinals: list[int]) -> list[tuple[int, int]]:
-        """Amounts for these rows. Most callers ask for what there is: their batch ends where the pool does."""
+        """Amounts for these rows. Most callers ask for what there is: the batch ends where the pool does."""
         model = self._model
         rows, ps = model.rows, model.page_size
         left = model.available // ps if self._draw.integer(0, 7) else 1 << 60
@@ -189,7 +189,9 @@ class Generator:
     def _alloc(self) -> Op:
         draw = self._draw
         free = self._model.available // self._model.page_size
-        return ops.Alloc(max(0, free + draw.integer(-1, 1)) if draw.integer(0, 3) == 3 else draw.integer(0, 3))
+        return ops.Alloc(
+            max(0, free + draw.integer(-1, 1)) if draw.integer(0, 3) == 3 else draw.integer(0, 3)
+        )
 
     # --- release ----------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The Hypothesis lane of a campaign: a lease run by the state machine of `machine.py`.
 
-A lease must give the same verdict everywhere, so the machine is seeded, keeps no database and knows no clock.
-It stops at its first failure. Hypothesis does not shrink it: its shrinker stops by the clock, after minutes, and
-the campaign has one of its own.
+A lease must give the same verdict everywhere, so the machine is seeded, keeps no database and knows no
+clock. It stops at its first failure. Hypothesis does not shrink it: its shrinker stops by the clock, after
+minutes, and the campaign has one of its own.
 """
 
 import random

@@ -15,8 +15,11 @@ from kvproof.model.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """name; path, device and audited as in `protocol.Ticket`; lease_ops: ops in one lease of it, chosen so
-    that a lease takes a second or two; shares: how many of a campaign's leases it gets, relative to others."""
+    """One way to run a target.
+
+    path, device, audited: as in `protocol.Ticket`. lease_ops: ops in one lease, chosen so that it takes a
+    second or two. shares: how many of a campaign's leases it gets, relative to others.
+    """
 
     name: str
     path: str

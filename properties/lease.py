@@ -72,7 +72,7 @@ class Verdict:
 
 
 def run_lease(target: Target, lease: Lease) -> Verdict:
-    """Draw and run traces until the lease's ops are spent. Raises what the target raises outside its calls."""
+    """Draw and run traces until the lease's ops are spent. Raises what a target raises outside calls."""
     verdict = Verdict(lease.number, lease.lane)
     left = lease.ops
     while left > 0:

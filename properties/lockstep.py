@@ -25,8 +25,11 @@ _GROUP_MISUSES = ("nested-begin", "end-without-begin")
 
 @dataclass(slots=True)
 class Tally:
-    """What one lockstep did. checked: calls made and judged. idle: ops that came to no call. skipped: ops the
-    target has no call for, by name. accepted: misuses taken without complaint, by kind, and what they left."""
+    """What one lockstep did.
+
+    checked: calls made and judged. idle: ops that came to no call. skipped: ops the target has no call for,
+    by name. accepted: misuses taken without complaint, by kind, and what they left.
+    """
 
     checked: int = 0
     idle: int = 0
@@ -37,10 +40,10 @@ class Tally:
 class Lockstep:
     """Model and target side by side, from a fresh allocator on.
 
-    look_every: the target's lists are compared after every so many calls, after every refusal, and by `finish`.
-    lacks, refuses, exact: see Capabilities. misuse_fails: an accepted misuse that corrupts the allocator is a
-    failure even where the target never promised to refuse it. After a failure that is not tolerable, or an accepted misuse
-    (`spoilt`), the pair is out of step and must be thrown away.
+    look_every: the target's lists are compared after every so many calls, after every refusal, and by
+    `finish`. lacks, refuses, exact: see Capabilities. misuse_fails: an accepted misuse that corrupts the
+    allocator is a failure even where the target never promised to refuse it. After a failure that is not
+    tolerable, or an accepted misuse (`spoilt`), the pair is out of step and must be thrown away.
     """
 
     def __init__(
@@ -114,8 +117,10 @@ class Lockstep:
         return self._judge(self._step(op, expectation, answer, state))
 
     def finish(self) -> Failure | None:
-        """Look at the lists once more when calls were made since the last look. The failure, if any, names the
-        last op; an earlier one may be to blame."""
+        """Look at the lists once more when calls were made since the last look.
+
+        The failure, if any, names the last op; an earlier one may be to blame.
+        """
         if self.spoilt or self._unseen is None:
             return None
         step = self._step(*self._unseen, self.subject.observe())
@@ -172,7 +177,9 @@ class Lockstep:
         if not refused or changed is not None:
             self.tally.accepted[op.kind] = f"refused, but {left}" if refused else left
         if promised:
-            found = Finding(f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}")
+            found = Finding(
+                f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}"
+            )
             return self._failure("P6", step, found)
         if changed is not None and self._misuse_fails:
             found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind}: {self.tally.accepted[op.kind]}")

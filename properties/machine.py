@@ -1,16 +1,16 @@
-"""The Hypothesis engine: a state machine over the same generator, for pull requests and anybody's pytest suite.
+"""The Hypothesis engine: a state machine over the same generator, for anybody's pytest suite.
 
     from kvproof.properties.machine import state_machine
 
     TestMyAllocator = state_machine("mine", allocator="paged").TestCase
 
-Hypothesis draws, the generator turns draws into ops, lockstep judges; a failing example is Hypothesis's own to
-shrink and to store.
+Hypothesis draws, the generator turns draws into ops, lockstep judges; a failing example is Hypothesis's own
+to shrink and to store.
 """
 
 from typing import ClassVar
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -41,7 +41,9 @@ class PropertyBroken(AssertionError):
     """A property does not hold; what a failing Hypothesis test raises. failure, trace: what and how."""
 
     def __init__(self, failure: Failure, trace: Trace) -> None:
-        super().__init__(f"{failure.property_id} [{failure.fingerprint}] op {failure.step}: {failure.message}")
+        super().__init__(
+            f"{failure.property_id} [{failure.fingerprint}] op {failure.step}: {failure.message}"
+        )
         self.failure = failure
         self.trace = trace
 
@@ -100,6 +102,9 @@ def machine_for(target: Target, space: Space) -> type[AllocatorMachine]:
     members = {"target": target, "space": space, "runs": [], "__doc__": AllocatorMachine.__doc__}
     machine: type[AllocatorMachine] = type("AllocatorMachine", (AllocatorMachine,), members)
     machine.TestCase.settings = settings(
-        deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+        deadline=None,
+        # Explaining a failure takes ten times as long as finding it, and says nothing about draws in rules.
+        phases=[phase for phase in settings().phases if phase is not Phase.explain],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     return machine

@@ -58,7 +58,9 @@ def _lines(owners: dict[int, str], config: Config) -> str:
     named = [(page, owners.get(page, "nobody")) for page in sorted(pool | set(owners))]
     runs: list[str] = []
     # Neighbours have the same distance from their place in the list; a page outside the pool starts a run.
-    for (owner, _), group in groupby(enumerate(named), key=lambda entry: (entry[1][1], entry[1][0] - entry[0])):
+    for (owner, _), group in groupby(
+        enumerate(named), key=lambda entry: (entry[1][1], entry[1][0] - entry[0])
+    ):
         pages = [page for _, (page, _) in group]
         runs.append(f"{pages[0]}-{pages[-1]} {owner}" if len(pages) > 1 else f"{pages[0]} {owner}")
     if len(runs) > _MOST_RUNS:

@@ -27,7 +27,9 @@ class Result:
         return any(failure.fingerprint == fingerprint for failure in self.failures)
 
 
-def lockstep_for(target: Target, config: Config, *, look_every: int = 1, misuse_fails: bool = False) -> Lockstep:
+def lockstep_for(
+    target: Target, config: Config, *, look_every: int = 1, misuse_fails: bool = False
+) -> Lockstep:
     """A fresh allocator of the target in lockstep with a fresh model."""
     capabilities = target.capabilities
     return Lockstep(

@@ -1,9 +1,9 @@
 """The shrinker: the smallest trace that still shows the same failure.
 
 Moves, again and again until none helps: leave ops out (large pieces first), make the config plainer, make
-single ops plainer, take pages from pool and row together, leave rows out,
-make room and leave out what made it. A candidate counts when the same fingerprint comes again, so shrinking never slides
-from one fault to another. Every list of ops is valid for every config, so there is nothing to repair.
+single ops plainer, take pages from pool and row together, leave rows out, make room and leave out what made
+it. A candidate counts when the same fingerprint comes again, so shrinking never slides from one fault to
+another. Every list of ops is valid for every config, so there is nothing to repair.
 
 Deterministic: no clock, only a bound on runs.
 """
@@ -199,7 +199,8 @@ class Shrinker:
             return False
         here = self.best.ops
         return any(
-            self._try(replace(self.best, ops=(*here[:index], op, *here[index + 1 :]))) for op in _plainer(here[index])
+            self._try(replace(self.best, ops=(*here[:index], op, *here[index + 1 :])))
+            for op in _plainer(here[index])
         )
 
 
@@ -211,7 +212,13 @@ def _without_row(op: Op, gone: int) -> Op | None:
         op = replace(op, rows=tuple(row for row in op.rows if row != gone))
     elif isinstance(op, (*_FREES, ops.Misuse)) and op.row == gone:
         return None
-    named = op.entries if isinstance(op, ops.Extend) else op.rows if isinstance(op, (ops.Decode, ops.Free)) else (0,)
+    named = (
+        op.entries
+        if isinstance(op, ops.Extend)
+        else op.rows
+        if isinstance(op, (ops.Decode, ops.Free))
+        else (0,)
+    )
     return _renamed(op, lambda row: row - 1 if row > gone else row) if named else None
 
 
@@ -269,7 +276,9 @@ def _plainer(op: Op) -> Iterator[Op]:
         value: Any = getattr(op, field.name)
         if isinstance(value, tuple):
             values: list[Any] = list(_plainer_tuples(value))
-            values += [(*value[:i], low, *value[i + 1 :]) for i, item in enumerate(value) for low in _lower(item)]
+            values += [
+                (*value[:i], low, *value[i + 1 :]) for i, item in enumerate(value) for low in _lower(item)
+            ]
         elif isinstance(value, bool):
             values = [False] if value else []
         else:

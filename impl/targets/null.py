@@ -42,7 +42,9 @@ class Null:
 
     def __init__(self, ticket: Ticket) -> None:
         if ticket.spec:
-            raise UserError(f"the target null takes no version or path, but got null{ticket.spec}; write null")
+            raise UserError(
+                f"the target null takes no version or path, but got null{ticket.spec}; write null"
+            )
 
     def build(self, config: Config) -> NullSubject:
         """See `protocol.Target`."""

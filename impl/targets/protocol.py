@@ -17,8 +17,8 @@ from kvproof.model.config import Config
 class Damage:
     """A memory access that no caller may see: what the guards or the audited lane found in one call.
 
-    kind: "unwritten", "guard-words", "input-changed", "output-changed", or one of the audited lane's. where: the tensor.
-    detail: program, offset, extent, for people.
+    kind: "unwritten", "guard-words", "input-changed", "output-changed", or one of the audited lane's. where:
+    the tensor. detail: program, offset, extent, for people.
     """
 
     kind: str

@@ -26,7 +26,9 @@ def split_name(name: str) -> tuple[str, str]:
     known = known_targets()
     if base not in known:
         names = ", ".join(known) or "none; is kvproof installed?"
-        raise UserError(f"there is no target {name!r}; known: {names} (sglang==VERSION and sglang@PATH as well)")
+        raise UserError(
+            f"there is no target {name!r}; known: {names} (sglang==VERSION and sglang@PATH as well)"
+        )
     return base, (match[2] or "") if match else ""
 
 

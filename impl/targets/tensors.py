@@ -103,11 +103,14 @@ class TensorSubject:
     def observe(self) -> State:
         """See `protocol.Subject`."""
         state = self._surface.lists(self._allocator)
-        for output, slots in self._outputs:
+        for index, (output, slots) in enumerate(self._outputs):
             now = output.tolist()
             if now != slots:
+                del self._outputs[index]  # told once
                 detail = f"was {slots[:8]} when it was returned, is {now[:8]}"
-                return State(state.free, state.staged, (Damage("output-changed", "an earlier output", detail),))
+                return State(
+                    state.free, state.staged, (Damage("output-changed", "an earlier output", detail),)
+                )
         return state
 
     # --- the calls --------------------------------------------------------------------------------

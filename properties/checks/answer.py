@@ -10,7 +10,9 @@ from pathlib import Path
 from kvproof.model.base import Outcome
 from kvproof.properties.step import Finding, Step
 
-_OUTSIDE = frozenset({"guard-words", "input-changed", "output-changed", "read-out-of-bounds", "write-out-of-bounds"})
+_OUTSIDE = frozenset(
+    {"guard-words", "input-changed", "output-changed", "read-out-of-bounds", "write-out-of-bounds"}
+)
 
 
 def check_memory(step: Step) -> Finding | None:
@@ -30,7 +32,9 @@ def check_written_once(step: Step) -> Finding | None:
 def _damage(step: Step, *, outside: bool) -> Finding | None:
     for damage in (*step.answer.damage, *step.state.damage):
         if (damage.kind in _OUTSIDE) is outside:
-            return Finding(f"{damage.kind} {damage.where}", f"{damage.kind} at {damage.where}: {damage.detail}")
+            return Finding(
+                f"{damage.kind} {damage.where}", f"{damage.kind} at {damage.where}: {damage.detail}"
+            )
     return None
 
 
@@ -46,10 +50,8 @@ def check_raised(step: Step) -> Finding | None:
 
 def _place(error: Exception) -> str:
     """File and line of the innermost frame."""
-    frame = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        pass
-    return "an unknown place" if frame is None else f"{Path(frame.filename).name}:{frame.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
 def check_dtype(step: Step) -> Finding | None:
@@ -66,7 +68,9 @@ def check_room(step: Step) -> Finding | None:
         return Finding("answered-when-short", f"{len(slots)} slots came back; expected {_due(step)}")
     if outcome is Outcome.SLOTS and slots is None:
         free = step.expectation.available + len(step.expectation.taken) * step.model.page_size
-        return Finding("refused-with-room", f"None came back with {free} slots available; expected {_due(step)}")
+        return Finding(
+            "refused-with-room", f"None came back with {free} slots available; expected {_due(step)}"
+        )
     if outcome is Outcome.DONE and slots is not None:
         return Finding("answer-not-due", "slots came back from a call that has no answer")
     return None

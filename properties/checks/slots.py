@@ -46,9 +46,15 @@ def _walk_row(
         piece = slots[start : start + ps]
         page = piece[0] // ps
         if page == 0:
-            yield "P3", Finding("padding-page-handed-out", f"{where}: slots {some(piece)} lie in the padding page")
+            yield (
+                "P3",
+                Finding("padding-page-handed-out", f"{where}: slots {some(piece)} lie in the padding page"),
+            )
         elif page not in step.page_range():
-            yield "P9", Finding("slot-out-of-range", f"{where}: slots {some(piece)}; pages {step.page_range()}")
+            yield (
+                "P9",
+                Finding("slot-out-of-range", f"{where}: slots {some(piece)}; pages {step.page_range()}"),
+            )
         elif piece != list(range(page * ps, page * ps + len(piece))):
             message = f"{where}: slots {some(piece)} do not run through one page of {ps} from its start"
             yield "P4", Finding("not-one-page", message)

@@ -19,7 +19,10 @@ def check_available(step: Step) -> Finding | None:
     if actual == due:
         return None
     sign, meaning = ("excess", "something was freed twice") if actual > due else ("deficit", "pages leaked")
-    return Finding(f"available-{sign}", f"available_size() is {actual}, {sign} {abs(actual - due)} ({meaning}); expected {due}")
+    return Finding(
+        f"available-{sign}",
+        f"available_size() is {actual}, {sign} {abs(actual - due)} ({meaning}); expected {due}",
+    )
 
 
 def check_refusal(step: Step) -> Finding | None:
@@ -58,9 +61,13 @@ def check_lists_order(step: Step) -> Finding | None:
     if not step.exact:
         return None
     if state.free != step.model.free_pages:
-        return Finding("free-list-order", f"free list {some(state.free)}; expected exactly {some(step.model.free_pages)}")
+        return Finding(
+            "free-list-order", f"free list {some(state.free)}; expected exactly {some(step.model.free_pages)}"
+        )
     if state.staged != step.model.staged:
-        return Finding("staged-order", f"staged pages {some(state.staged)}; expected exactly {some(step.model.staged)}")
+        return Finding(
+            "staged-order", f"staged pages {some(state.staged)}; expected exactly {some(step.model.staged)}"
+        )
     return None
 
 
@@ -87,4 +94,6 @@ def _lists(step: Step) -> Finding | None:
         owners = step.model.owners()
         names = ", ".join(f"page {page}: {owners.get(page, 'nobody')}" for page in sorted(owned)[:4])
         return Finding("owned-page-in-free-list", f"the free list holds what somebody has ({names})")
-    return Finding("leaked-page", f"pages {some(set(due) - set(counts))} are nobody's and not in the free list")
+    return Finding(
+        "leaked-page", f"pages {some(set(due) - set(counts))} are nobody's and not in the free list"
+    )

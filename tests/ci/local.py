@@ -47,7 +47,9 @@ class LocalWorker:
     def ask(self, request: wire.Request, reply_type: type[Any]) -> Any:
         self.asked.append(request)
         # There and back as on the pipe.
-        reply = wire.reply_of(wire.to_line(worker._serve(self.target, wire.request_of(wire.to_line(request)))))
+        reply = wire.reply_of(
+            wire.to_line(worker._serve(self.target, wire.request_of(wire.to_line(request))))
+        )
         if isinstance(reply, wire.Refused):
             raise (UserError if reply.exit_code == 2 else InfrastructureError)(reply.message)
         assert isinstance(reply, reply_type)

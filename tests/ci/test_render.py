@@ -40,7 +40,10 @@ def test_an_op_is_one_line(op, text):
     ("config", "text"),
     [
         (POOL, "paged, 4 pages of 4, size 16"),
-        (Config("token", 5, 1, need_sort=True, checked=True), "token, 5 pages of 1, size 5, need_sort, checked"),
+        (
+            Config("token", 5, 1, need_sort=True, checked=True),
+            "token, 5 pages of 1, size 5, need_sort, checked",
+        ),
         (Config("paged", 18, 4, row_dtype="int32"), "paged, 4 pages of 4, size 18, rows int32"),
         (Config("paged", 16, 4, page_offset=1000), "paged, 4 pages of 4, size 16, pages from 1001"),
     ],
@@ -80,4 +83,9 @@ def test_of_a_long_trace_the_ops_before_the_failing_one_are_shown():
 
 def test_a_relation_may_fail_behind_the_last_op():
     lines = failure_lines(Trace(POOL, (new(1),)), Failure("P17", "rows", "paged", "x", 1, "m"), None, "r")
-    assert lines == ["allocator  paged, 4 pages of 4, size 16", "   op 0     extend new +1", "found      m", "reproduce  r"]
+    assert lines == [
+        "allocator  paged, 4 pages of 4, size 16",
+        "   op 0     extend new +1",
+        "found      m",
+        "reproduce  r",
+    ]

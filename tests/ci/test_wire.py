@@ -19,7 +19,9 @@ from kvproof.properties.pagemap import PageMaps
 from kvproof.properties.space import space_for
 from tests.model.strategies import new
 
-FAILURE = Failure("P1", "Extend", "paged", "owned-page-in-free-list", 1, "the free list\nholds ñ", tolerable=True)
+FAILURE = Failure(
+    "P1", "Extend", "paged", "owned-page-in-free-list", 1, "the free list\nholds ñ", tolerable=True
+)
 TRACE = Trace(Config("paged", 16, 4), (new(3, 4), ops.Free((0,), 1, True)), Origin("null", "seeded", 1, 2, 3))
 TEXT = wire.text_of(TRACE)
 SPACE = space_for(Null(Ticket()).capabilities, "paged", misuse=True, slow=True)
@@ -35,7 +37,17 @@ REPLIES = [
     wire.Ready("null", "null", "model", Null.capabilities, ("sgl_kernel",)),
     wire.Refused("no", 2),
     wire.LeaseDone(
-        0, "seeded", 1, 2, 3, 4, {"Alloc": 1}, {"double-free": "x"}, {"GROWN": 1}, {"a": 1}, [wire.FoundLine(FAILURE, TEXT)]
+        0,
+        "seeded",
+        1,
+        2,
+        3,
+        4,
+        {"Alloc": 1},
+        {"double-free": "x"},
+        {"GROWN": 1},
+        {"a": 1},
+        [wire.FoundLine(FAILURE, TEXT)],
     ),
     wire.Confirmed(3, 3, TEXT, FAILURE, PageMaps("1 free", "1 row 0", "1 free and row 0"), 9, 2),
     wire.Confirmed(0, 3, TEXT),
@@ -65,7 +77,16 @@ def test_a_reply_comes_back_from_one_line(message):
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"\n", b"null", b"{}", b'{"type":"Setup"}', b'{"type":"Nonsense"}', wire.to_line(REPLIES[0]), b"\xff"],
+    [
+        b"",
+        b"\n",
+        b"null",
+        b"{}",
+        b'{"type":"Setup"}',
+        b'{"type":"Nonsense"}',
+        wire.to_line(REPLIES[0]),
+        b"\xff",
+    ],
 )
 def test_what_is_no_request_is_refused(line):
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):

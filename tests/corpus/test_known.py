@@ -74,7 +74,10 @@ def test_it_covers_its_fingerprint_in_its_releases_and_nothing_else(tmp_path, fi
         ([{**ENTRY, "extra": 1}], "extra"),
         ([ENTRY, {name: ENTRY[name] for name in ENTRY if name != "reason"}], "reason"),
         ([{**ENTRY, "releases": "0.5.20"}], r"\$\[0\]\.releases|\$\[\.\.\.\]\.releases"),
-        ([{**ENTRY, "judgement": "harmless"}], r"\$\[0\]\.judgement is 'harmless'; known: " + ", ".join(JUDGEMENTS)),
+        (
+            [{**ENTRY, "judgement": "harmless"}],
+            r"\$\[0\]\.judgement is 'harmless'; known: " + ", ".join(JUDGEMENTS),
+        ),
     ],
 )
 def test_a_damaged_list_is_refused_by_file_and_field(tmp_path, content, field):

@@ -15,7 +15,9 @@ from kvproof.properties.space import space_for
 
 
 def lease(target, number=0, seed=0, ops=300, **options):
-    return Lease(number, seed, target.name, "hypothesis", space_for(target.capabilities, "paged", **options), ops)
+    return Lease(
+        number, seed, target.name, "hypothesis", space_for(target.capabilities, "paged", **options), ops
+    )
 
 
 def test_a_clean_target_gives_a_clean_verdict():
@@ -34,14 +36,18 @@ def test_the_same_lease_gives_the_same_verdict(plant):
     verdicts = []
     for _ in range(2):
         target = Planted(Ticket(f":{plant}"))
-        verdicts.append([lease_done(run_hypothesis_lease(target, lease(target, number, 5))) for number in (0, 1)])
+        verdicts.append(
+            [lease_done(run_hypothesis_lease(target, lease(target, number, 5))) for number in (0, 1)]
+        )
     assert verdicts[0] == verdicts[1]
     assert verdicts[0][0] != verdicts[0][1]
 
 
 def test_other_numbers_and_seeds_draw_other_traces():
     target = Null(Ticket())
-    marks = [dict(run_hypothesis_lease(target, lease(target, *where)).marks) for where in ((0, 0), (1, 0), (0, 1))]
+    marks = [
+        dict(run_hypothesis_lease(target, lease(target, *where)).marks) for where in ((0, 0), (1, 0), (0, 1))
+    ]
     assert marks[0] != marks[1] != marks[2] != marks[0]
 
 
@@ -51,7 +57,13 @@ def test_it_stops_at_its_first_failure_and_keeps_the_trace():
     ((fingerprint, found),) = verdict.found.items()
     assert verdict.seen == {fingerprint: 1}
     origin = found.trace.origin
-    assert (origin.target, origin.lane, origin.seed, origin.lease, origin.index) == ("canary", "hypothesis", 9, 7, 0)
+    assert (origin.target, origin.lane, origin.seed, origin.lease, origin.index) == (
+        "canary",
+        "hypothesis",
+        9,
+        7,
+        0,
+    )
     assert len(found.trace.ops) == found.failure.step + 1 == 1
     assert run_trace(target, found.trace).failures == [found.failure]
 

@@ -88,7 +88,9 @@ def test_a_misuse_that_was_taken_is_a_failure_when_replayed():
 
 
 def test_a_shrunk_trace_shows_the_same_failure():
-    longer = Trace(Config("paged", 64, 4, need_sort=True), (new(7), ops.Free((0,)), new(5, 9), ops.Decode((0,))))
+    longer = Trace(
+        Config("paged", 64, 4, need_sort=True), (new(7), ops.Free((0,)), new(5, 9), ops.Decode((0,)))
+    )
     (failure,) = replay(FORGETS, longer).failures
     small, runs = shrink(FORGETS, longer, failure)
     assert (small.config, small.ops) == (Config("paged", 1, 1), (new(1),))

@@ -124,7 +124,10 @@ def test_a_result_fails_and_is_a_local_minimum(fails, seed):
     assert small.origin == trace.origin
     validate(small.config)
     for index, op in enumerate(small.ops):
-        assert fails(Trace(small.config, small.ops[:index] + small.ops[index + 1 :])) is None or len(small.ops) == 1
+        assert (
+            fails(Trace(small.config, small.ops[:index] + small.ops[index + 1 :])) is None
+            or len(small.ops) == 1
+        )
         if isinstance(op, ops.Extend):
             for place, (row, tokens) in enumerate(op.entries):
                 for entries in (

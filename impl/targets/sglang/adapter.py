@@ -94,7 +94,10 @@ class Sglang:
             )
         known = inspect.signature(self._loaded.paged_class.alloc_extend).parameters
         surface = Surface(
-            self._construct, cpu_lens="seq_lens_cpu" in known, page_count="num_new_pages" in known, lists=_lists
+            self._construct,
+            cpu_lens="seq_lens_cpu" in known,
+            page_count="num_new_pages" in known,
+            lists=_lists,
         )
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
