@@ -4,6 +4,7 @@ Not here: surviving a worker's death or hang. Such a worker ends the run with ex
 names the request it died on; the request holds everything needed to try again.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -80,10 +81,8 @@ class Worker:
     def close(self) -> None:
         """End the process; it gets a moment to go by itself."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(OSError):
                 self._process.stdin.close()
-            except OSError:
-                pass
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -29,7 +29,7 @@ PROPERTIES: Final = (
     Property(
         "P1",
         "single ownership",
-        "No slot or page has two live owners; none stands twice in free + staged; free and live are disjoint.",
+        "No slot or page has two live owners; none is twice in free + staged; free and live are disjoint.",
     ),
     Property(
         "P2",
