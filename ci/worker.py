@@ -31,7 +31,7 @@ def main() -> int:
     for line in sys.stdin.buffer:
         try:
             request = wire.request_of(line)
-            if isinstance(request, wire.Setup):
+            if target is None and isinstance(request, wire.Setup):
                 target = _load(request)
                 reply: wire.Reply = _ready(target)
             elif target is None:

@@ -119,10 +119,11 @@ class Shrinker:
     def _with_more_room(self) -> None:
         """Ops that only made room can go when the pool is larger; fewer ops are worth more pages."""
         before = self.best
-        pages = _ROOMY_PAGES
-        if before.config.num_pages >= pages:
+        roomy = before.config.resized(_ROOMY_PAGES * before.config.page_size)
+        # A window that ends at the last slot there is has no room above it.
+        if before.config.num_pages >= _ROOMY_PAGES or not _is_valid(roomy):
             return
-        if self._try(replace(before, config=before.config.resized(pages * before.config.page_size))):
+        if self._try(replace(before, config=roomy)):
             self._drop_ops()
             self._drop_rows()
             self._keep_rows()

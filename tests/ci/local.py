@@ -76,6 +76,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         out, err = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.communicate()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -92,3 +93,17 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def third_party(folder: Path, source: str) -> dict[str, str]:
+    """A distribution of somebody else's with the target `theirs`; the environment that has it installed.
+
+    source: of the module `their_target`, which must define `Theirs`.
+    """
+    (folder / "their_target.py").write_text(source)
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvproof.targets]\ntheirs = their_target:Theirs\n")
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *([before] if before else [])])}

@@ -105,7 +105,7 @@ def test_a_clean_campaign_ends_with_0():
     assert (finished.exit_code, finished.leases, finished.problems) == (0, 6, [])
     done = log.of(events.LeaseFinished)
     assert [event.verdict.lease for event in done] == list(range(6))
-    assert [event.allocator for event in done] == ["token", "paged", "paged", "paged"] + ["token", "paged"]
+    assert [event.allocator for event in done] == ["token", "paged", "token", "paged", "paged", "paged"]
     assert sum(finished.checked.values()) == sum(event.verdict.checked for event in done) == done[-1].checked
     assert all(worker.closed for worker in LocalWorker.made)
 

@@ -157,15 +157,24 @@ def test_the_same_failure_shrinks_the_same_way(fails):
 
 
 @by_predicate
-def test_every_candidate_is_a_valid_trace(fails):
+@pytest.mark.parametrize("most_slot", [0, 1 << 31, 1 << 40])
+def test_every_candidate_is_a_valid_trace(fails, most_slot):
+    """Also where the pool is a window that ends at the last slot there may be."""
+    offset = max(0, most_slot // 4 - 16 - 1)
+    config = Config(
+        "paged", 67, 4, row_dtype="int32" if most_slot == 1 << 31 else "int64", page_offset=offset
+    )
+
     def checked(trace: Trace) -> int | None:
         validate(trace.config)
         model = model_for(trace.config)
         for op in trace.ops:
             model.apply(op)
-        return fails(trace)
+        # The window is what makes it fail: it cannot be plainer.
+        return fails(trace) if trace.config.page_offset == offset else None
 
-    shrunk(checked, HAYSTACK)
+    small = shrunk(checked, Trace(config, HAYSTACK.ops))
+    assert checked(small) is not None
 
 
 def test_runs_are_bounded_and_counted():

@@ -118,7 +118,8 @@ class Sglang:
             "need_sort": config.need_sort,
         }
         known = inspect.signature(cls.__init__).parameters
-        with _environment(_CHECKED_VARIABLE, "true" if config.checked else "false"):
+        # Watched, so that scratch tensors it makes hold poison and not what the memory held before.
+        with _environment(_CHECKED_VARIABLE, "true" if config.checked else "false"), self._watch.open():
             allocator = cls(**{name: value for name, value in arguments.items() if name in known})
         if self._loaded.has_naive_path and config.allocator == "paged":
             allocator.use_triton_kernels = self._kernels

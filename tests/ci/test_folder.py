@@ -1,0 +1,142 @@
+"""The result folder: never overwritten, and every file in it readable by machines."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from kvproof.ci import wire
+from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
+from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
+from kvproof.corpus.format import read
+from kvproof.impl.targets.null import Null
+from kvproof.model.config import Config
+from kvproof.model.errors import InfrastructureError
+from kvproof.model.trace import Origin, Trace
+from kvproof.properties.failure import Failure
+from tests.model.strategies import new
+
+FAILURE = Failure("P1", "Extend", "paged", "x", 1, "as found")
+SMALL = Failure("P1", "Extend", "paged", "x", 0, "as shrunk")
+TRACE = Trace(Config("paged", 16, 4), (new(1), new(2)), Origin("null", "seeded", 1, 0, 0))
+SMALL_TRACE = Trace(Config("paged", 1, 1), (new(1),), Origin("null", "seeded", 1, 0, 0))
+DONE = wire.LeaseDone(
+    0, "seeded", 1, 0, 2, 0, {}, {}, {"REFUSAL": 1}, {FAILURE.fingerprint: 4},
+    [wire.FoundLine(FAILURE, wire.text_of(TRACE))],
+)  # fmt: skip
+READY = wire.Ready("null", "null", "model", Null.capabilities, ())
+STARTED = Started("null", {"seeded": READY}, ("paged",), 1, 1, ("canary",))
+
+
+# --- where it goes ---------------------------------------------------------------------------------
+
+
+def test_a_new_folder_is_made_with_those_above_it(tmp_path):
+    assert fresh_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    assert fresh_folder(tmp_path) == tmp_path
+
+
+def test_nothing_is_overwritten(tmp_path):
+    wanted = tmp_path / "out"
+    for name in ("out", "out-2", "out-3"):
+        folder = fresh_folder(wanted)
+        assert folder == tmp_path / name
+        (folder / "mine").write_text(name)
+    assert [(tmp_path / name / "mine").read_text() for name in ("out", "out-2")] == ["out", "out-2"]
+
+
+def test_what_cannot_be_made_is_the_machines_fault(tmp_path):
+    (tmp_path / "file").touch()
+    for wanted in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(InfrastructureError, match="--out .*: cannot be written: ") as caught:
+            fresh_folder(wanted)
+        assert "\n" not in str(caught.value)
+
+
+# --- what is in it ---------------------------------------------------------------------------------
+
+
+def test_a_verdict_is_one_line_without_times(tmp_path):
+    reporter = FolderReporter(tmp_path)
+    reporter.report(STARTED)
+    reporter.report(LeaseFinished(DONE, "paged", 2, 3.25))
+    reporter.report(LeaseFinished(msgspec.structs.replace(DONE, lease=1, found=[]), "token", 4, 9.5))
+    first, second = (tmp_path / "verdicts.jsonl").read_bytes().splitlines()
+    verdict = json.loads(first)
+    assert verdict == {
+        "lease": 0,
+        "lane": "seeded",
+        "allocator": "paged",
+        "traces": 1,
+        "relations": 0,
+        "checked": 2,
+        "idle": 0,
+        "skipped": {},
+        "accepted": {},
+        "marks": {"REFUSAL": 1},
+        "seen": {FAILURE.fingerprint: 4},
+        "found": [
+            {
+                "property_id": "P1",
+                "op": "Extend",
+                "allocator": "paged",
+                "divergence": "x",
+                "step": 1,
+                "message": "as found",
+                "tolerable": False,
+                "fingerprint": FAILURE.fingerprint,
+            }
+        ],
+    }
+    assert json.loads(second)["lease"] == 1
+
+
+def test_a_failure_is_stored_as_found_and_as_shrunk(tmp_path):
+    reporter = FolderReporter(tmp_path)
+    reporter.report(FailureFound(FAILURE, TRACE, 0))
+    found = read(tmp_path / "failures" / f"{FAILURE.fingerprint}.found.json")
+    assert (found.trace, found.evidence) == (TRACE, evidence(FAILURE))
+    confirmed = wire.Confirmed(3, 3, wire.text_of(SMALL_TRACE), SMALL, None, 9, 3)
+    reporter.report(FailureConfirmed(FAILURE, confirmed, None, 4))
+    small = read(tmp_path / "failures" / f"{FAILURE.fingerprint}.json")
+    assert (small.trace, small.evidence) == (SMALL_TRACE, evidence(SMALL, "3 of 3"))
+    assert len(list((tmp_path / "failures").iterdir())) == 2
+
+
+def test_a_failure_that_never_came_again_is_stored_as_it_was(tmp_path):
+    confirmed = wire.Confirmed(0, 3, wire.text_of(TRACE))
+    FolderReporter(tmp_path).report(FailureConfirmed(FAILURE, confirmed, None, 1))
+    stored = read(tmp_path / "failures" / f"{FAILURE.fingerprint}.json")
+    assert (stored.trace, stored.evidence) == (TRACE, evidence(FAILURE, "0 of 3"))
+
+
+def test_evidence_says_what_the_failure_says():
+    told = evidence(FAILURE, "2 of 3")
+    assert (told.fingerprint, told.property, told.op, told.divergence, told.step, told.message, told.times) == (
+        FAILURE.fingerprint, "P1", "Extend", "x", 1, "as found", "2 of 3",
+    )  # fmt: skip
+
+
+def test_the_summary_holds_plan_machine_and_result(tmp_path):
+    reporter = FolderReporter(tmp_path)
+    reporter.report(STARTED)
+    reporter.report(Finished(4, 1.5, 2, {"paged/seeded": 3}, problems=[]))
+    summary = json.loads((tmp_path / "campaign.json").read_text())
+    assert set(summary) == {"plan", "machine", "result"}
+    assert (summary["plan"]["seed"], summary["plan"]["workers"]) == (1, 1)
+    assert set(summary["machine"]) == {"python", "torch", "triton", "hypothesis", "kvproof"}
+    assert summary["result"]["exit_code"] == 4
+    assert summary["result"]["checked"] == {"paged/seeded": 3}
+
+
+def test_a_disk_that_refuses_is_told_in_one_line(tmp_path):
+    reporter = FolderReporter(tmp_path / "gone")
+    with pytest.raises(InfrastructureError, match="gone: cannot be written: No such file") as caught:
+        reporter.report(LeaseFinished(DONE, "paged", 2, 3.0))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,85 @@
+"""The faults found in releases: each known one has its trace, its story, and, in the newest release, still shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvproof.ci import wire
+from kvproof.ci.process import Worker
+from kvproof.corpus.format import read
+from kvproof.corpus.known import KNOWN_FILE, Known, read_known
+from kvproof.corpus.store import TRACES
+from kvproof.properties.failure import Failure
+from kvproof.properties.lanes import lane_for
+
+KNOWN = read_known()
+EACH = pytest.mark.parametrize(
+    "entry", KNOWN, ids=[f"{entry.fingerprint}-{Path(entry.trace).stem}" for entry in KNOWN]
+)
+FINDINGS = KNOWN_FILE.with_name("FINDINGS.md").read_text()
+NEWEST = "0.5.23"
+
+
+def test_something_is_known_of_the_newest_release():
+    assert [entry for entry in KNOWN if NEWEST in entry.releases]
+
+
+@EACH
+def test_the_trace_shows_the_fingerprint(entry: Known):
+    """Its evidence names the fault, at its last op, and agrees with the fingerprint it is listed under."""
+    file = read(TRACES / entry.trace)
+    shown = file.evidence
+    assert shown is not None
+    assert shown.fingerprint == entry.fingerprint
+    assert shown.step == len(file.trace.ops) - 1
+    allocator = file.trace.config.allocator
+    failure = Failure(shown.property, shown.op, allocator, shown.divergence, shown.step, shown.message)
+    assert failure.fingerprint == entry.fingerprint
+
+
+@EACH
+def test_the_trace_comes_from_a_release_it_is_listed_for(entry: Known):
+    origin = read(TRACES / entry.trace).trace.origin
+    package, _, release = origin.target.partition("==")
+    assert package == entry.package
+    assert release in entry.releases
+
+
+@EACH
+def test_the_story_names_fingerprint_trace_and_judgement(entry: Known):
+    """All three in one section of FINDINGS.md."""
+    sections = re.split(r"^## ", FINDINGS, flags=re.MULTILINE)
+    assert [
+        section
+        for section in sections
+        if all(f"`{name}`" in section for name in (entry.fingerprint, entry.trace))
+        and f"**Judgement:** {entry.judgement}." in section
+    ]
+
+
+def test_every_found_trace_is_listed():
+    stored = {path.relative_to(TRACES).as_posix() for path in TRACES.glob("*/found-*.json")}
+    assert stored == {entry.trace for entry in KNOWN}
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("lane", ["seeded", "audited"])
+def test_the_newest_release_still_shows_what_is_listed_for_it(lane):
+    """Traces found by auditing kernels are replayed so; all others on the path a CPU takes."""
+    entries = [entry for entry in KNOWN if NEWEST in entry.releases]
+    files = {entry.fingerprint: read(TRACES / entry.trace) for entry in entries}
+    mine = {
+        name: file
+        for name, file in files.items()
+        if (file.trace.origin.lane == "audited") == (lane == "audited")
+    }
+    assert mine
+    shown: dict[str, list[str]] = {}
+    with Worker(f"sglang=={NEWEST}", lane_for(lane, device="cpu")) as worker:
+        for name, file in mine.items():
+            done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
+            shown[name] = [failure.fingerprint for failure in done.runs[0]]
+    assert shown == {name: [name] for name in mine}
