@@ -6,6 +6,7 @@ failure, 2 usage or bad input, 3 infrastructure or no work, 4 only known failure
 
 import os
 import secrets
+import signal
 import sys
 import traceback
 from typing import Annotated, Any, Final
@@ -148,6 +149,8 @@ def harness(
 
 def main() -> None:
     """Entry point of the `kvproof` script."""
+    # Whoever ends us (`timeout`, a CI system), the workers end with us.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = app(standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of Ctrl-C
@@ -158,11 +161,9 @@ def main() -> None:
     except _CommandLineError as error:
         status = _explain(error)
     except (KeyboardInterrupt, typer.Abort):
-        status = _complain("stopped by Ctrl-C", INTERRUPTED)
-    except (
-        OSError,
-        SystemExit,
-    ) as error:  # typer makes SystemExit(1) of a broken pipe, but 1 means a failure
+        status = _complain("stopped", INTERRUPTED)
+    # Typer makes SystemExit(1) of a broken pipe, but 1 means a failure of the target.
+    except (OSError, SystemExit) as error:
         status = _complain(_output_lost(error), InfrastructureError.exit_code)
     except Exception:
         traceback.print_exc()

@@ -41,6 +41,8 @@ class Shrinker:
         """The smallest trace found; the one given when it does not fail at all."""
         if not self._try(self.best):
             return self.best
+        # A plain pool first: every later run is cheaper on it, a hundred times where pages are long.
+        self._plain_config()
         before = None
         while before != (self.best.config, self.best.ops) and self._left:
             before = (self.best.config, self.best.ops)

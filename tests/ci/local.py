@@ -10,13 +10,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from kvproof.ci import worker
+from kvproof.ci import wire, worker
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
 from kvproof.model.errors import InfrastructureError, UserError
-from kvproof.ci import wire
 from kvproof.properties.lanes import Lane
 
 COMMAND = (sys.executable, "-c", "from kvproof.ci.cli import main; main()")
@@ -25,7 +24,7 @@ COMMAND = (sys.executable, "-c", "from kvproof.ci.cli import main; main()")
 class LocalWorker:
     """In place of `kvproof.ci.process.Worker`. made: every one since the list was last cleared."""
 
-    made: list[LocalWorker] = []
+    made: ClassVar[list[LocalWorker]] = []
 
     def __init__(self, target: str, lane: Lane) -> None:
         assert not lane.audited

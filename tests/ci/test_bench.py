@@ -76,7 +76,7 @@ def test_a_process_of_its_own_measures_and_reports():
 
 def test_a_process_that_fails_is_told_in_one_line():
     with pytest.raises(
-        InfrastructureError, match="the benchmark of nonsense failed: .*no target 'nonsense'"
+        InfrastructureError, match=r"the benchmark of nonsense failed: .*no target 'nonsense'"
     ) as caught:
         bench._in_process("nonsense", "token", 1000)
     assert "\n" not in str(caught.value)

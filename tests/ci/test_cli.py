@@ -32,6 +32,7 @@ ESCAPE = "\x1b"
 def call(monkeypatch, capsys, tmp_path):
     """Exit code, output and errors of the command, run in this process in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the signals of this process are pytest's
 
     def kvproof(*arguments):
         monkeypatch.setattr(sys, "argv", ["kvproof", *arguments])
@@ -234,6 +235,8 @@ def test_a_seed_is_drawn_when_none_is_given(call, monkeypatch):
 # --- the real thing --------------------------------------------------------------------------------
 
 SEEDED = ("--lane", "seeded", "--device", "cpu")
+PLANT = "planted:last-page-refused"
+"""Breaks in one way only: each failure more takes a fresh process."""
 
 
 def test_a_clean_run_ends_with_0_in_plain_text(tmp_path):
@@ -253,7 +256,7 @@ def test_a_new_failure_ends_with_1_and_the_same_bytes_from_any_number_of_workers
     command = (
         "fuzz",
         "-t",
-        "planted:padding-page-free",
+        PLANT,
         "--seed",
         "4",
         "--leases",
@@ -279,17 +282,18 @@ def test_a_new_failure_ends_with_1_and_the_same_bytes_from_any_number_of_workers
         stored = read(one / "failures" / name)
         assert stored.evidence is not None
         assert name.startswith(stored.evidence.fingerprint)
-        assert stored.trace.origin.target == "planted:padding-page-free"
+        assert stored.trace.origin.target == PLANT
         assert stored.trace.origin.seed == 4
     # What is told can be pasted, and shows the failure again.
     told = re.findall(r"^reproduce  kvproof (replay \S+.*)$", outputs[0], re.MULTILINE)
     assert len(told) == len(failures) / 2
     again = run(*told[0].split(), cwd=tmp_path)
     assert again.returncode == 1
-    assert "FAILED 1 of 1 on planted:padding-page-free (seeded)" in again.stdout
+    assert "FAILED 1 of 1 on planted:last-page-refused (seeded)" in again.stdout
 
 
-def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_run_that_is_stopped_ends_with_130_and_leaves_no_process(tmp_path, how):
     command = ("fuzz", "-t", "null", "--seconds", "60", "--workers", "2", *SEEDED, "--out", "out")
     process = start(*command, cwd=tmp_path)
     try:
@@ -299,12 +303,12 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path):
             time.sleep(0.05)
         workers = children(process.pid)
         assert workers
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == "kvproof: stopped by Ctrl-C\n"
+    assert err == "kvproof: stopped\n"
     assert "seed " in out
     assert not [pid for pid in workers if alive(pid)]
     # What was done until then is there, whole lines only.

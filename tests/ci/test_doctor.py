@@ -1,4 +1,7 @@
-"""`kvproof doctor`: the machine's facts, and the verdict on the harness. The controls themselves are run elsewhere."""
+"""`kvproof doctor`: the machine's facts, and the verdict on the harness.
+
+Not covered: the controls themselves (`tests/properties/test_controls.py`).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def test_what_it_prints(say, capsys, tmp_path):
     facts = dict(line.split(maxsplit=1) for line in lines[:6])
     assert {"python", "kvproof", "torch", "triton", "hypothesis", "gpu"} <= facts.keys()
     assert f"cache        {tmp_path / 'cache'}" in lines
-    assert lines[-5].split() == ["caught", "planted:x", *"P1 owned, 64 ops, 0.2 s".split()]
+    assert lines[-5].split() == ["caught", "planted:x", *["P1", "owned,", "64", "ops,", "0.2", "s"]]
     assert lines[-1] == "2 of 4 controls as they should be, 1 cannot run here"
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvproof.ci import wire
 from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
 from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
-from kvproof.corpus.format import read
+from kvproof.corpus.format import Evidence, read
 from kvproof.impl.targets.null import Null
 from kvproof.model.config import Config
 from kvproof.model.errors import InfrastructureError
@@ -54,7 +54,7 @@ def test_nothing_is_overwritten(tmp_path):
 def test_what_cannot_be_made_is_the_machines_fault(tmp_path):
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        with pytest.raises(InfrastructureError, match="--out .*: cannot be written: ") as caught:
+        with pytest.raises(InfrastructureError, match=r"--out .*: cannot be written: ") as caught:
             fresh_folder(wanted)
         assert "\n" not in str(caught.value)
 
@@ -118,9 +118,7 @@ def test_a_failure_that_never_came_again_is_stored_as_it_was(tmp_path):
 
 def test_evidence_says_what_the_failure_says():
     told = evidence(FAILURE, "2 of 3")
-    assert (told.fingerprint, told.property, told.op, told.divergence, told.step, told.message, told.times) == (
-        FAILURE.fingerprint, "P1", "Extend", "x", 1, "as found", "2 of 3",
-    )  # fmt: skip
+    assert told == Evidence(FAILURE.fingerprint, "P1", "Extend", "x", 1, "as found", "2 of 3")
 
 
 def test_the_summary_holds_plan_machine_and_result(tmp_path):

@@ -117,7 +117,7 @@ def test_what_a_target_prints_garbles_no_reply(tmp_path, monkeypatch):
             worker.ask(replayed(3), wire.Replayed)
         assert worker.ask(replayed(4), wire.Replayed).runs == [[]]
         with pytest.raises(
-            InfrastructureError, match="died .* on a replay request; its last words: KeyError: 'seven'"
+            InfrastructureError, match=r"died .* on a replay request; its last words: KeyError: 'seven'"
         ):
             worker.ask(replayed(7), wire.Replayed)
         # Asking a dead worker neither hangs nor raises anything else.

@@ -1,4 +1,4 @@
-"""The Hypothesis engine: anybody's allocator in five lines of a pytest suite, and one failure told in full."""
+"""The Hypothesis engine: anybody's allocator in five lines of a suite, and a failure told in full."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ settings.load_profile("quick")
 
 
 def test_five_lines_of_anybodys_suite(tmp_path):
-    """pytest collects the classes; the faulty one fails, and says what, where, and on which config and ops."""
+    """pytest collects the classes; the faulty one fails, and says what, where, and on which config."""
     (tmp_path / "test_mine.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(PROFILE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_mine.py"]

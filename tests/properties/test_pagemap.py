@@ -1,4 +1,4 @@
-"""Page maps: who has each page on either side of the failing op, by the contract and by the target's lists."""
+"""Page maps: who has each page on either side of the failing op, by contract and by the target's lists."""
 
 from __future__ import annotations
 

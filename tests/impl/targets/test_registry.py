@@ -40,7 +40,7 @@ def test_a_name_is_an_entry_point_and_what_it_takes(name, parts):
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(
-        UserError, match="there is no target .*; known: .*null, planted, reference, sglang"
+        UserError, match=r"there is no target .*; known: .*null, planted, reference, sglang"
     ) as caught:
         split_name(name)
     assert repr(name) in str(caught.value)
@@ -106,5 +106,5 @@ def test_an_error_of_a_factory_fits_on_one_line(monkeypatch):
 
 
 def test_our_own_errors_pass_unchanged():
-    with pytest.raises(UserError, match="^the target null takes no version"):
+    with pytest.raises(UserError, match=r"^the target null takes no version"):
         load_target("null==3", Ticket())

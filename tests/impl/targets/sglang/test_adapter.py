@@ -1,0 +1,303 @@
+"""SGLang's allocators as targets: read off the loaded classes, and real releases fuzzed for a moment.
+
+Real releases run in processes of their own, their kernels in Triton's interpreter. Not covered: loading
+(`test_load.py`), and what is found in releases by longer campaigns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kvproof.impl.targets.protocol import State, Ticket
+from kvproof.impl.targets.sglang import adapter, fetch
+from kvproof.impl.targets.sglang.adapter import Sglang
+from kvproof.impl.targets.sglang.errors import SglangUnavailable
+from kvproof.model import calls
+from kvproof.model.config import ALLOCATORS, Config
+from kvproof.model.errors import InfrastructureError, UserError
+
+# --- made-up releases ------------------------------------------------------------------------------
+
+
+class _Old:
+    """As the oldest releases: few arguments, few calls, `free_slots`."""
+
+    def __init__(self, size, dtype, device, kvcache):
+        import torch
+
+        self.made = {"size": size, "device": device, "debug": os.environ.get("SGLANG_DEBUG_MEMORY_POOL")}
+        self.free_slots = torch.arange(1, size + 1)
+
+    def available_size(self):
+        return len(self.free_slots)
+
+    def alloc(self, need):
+        return None
+
+    def alloc_extend(self, prefix_lens, seq_lens, last_loc, extend_num_tokens):
+        self.told = (prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist(), extend_num_tokens)
+
+
+class _New:
+    """As the newest: everything, staged pages, and a switch for the path."""
+
+    def __init__(self, size, page_size, dtype, device, kvcache, need_sort):
+        import torch
+
+        self.made = {"size": size, "page_size": page_size, "device": device, "need_sort": need_sort}
+        self.debug = os.environ.get("SGLANG_DEBUG_MEMORY_POOL")
+        self.free_pages = torch.tensor([3, 1])
+        self.release_pages = torch.tensor([5])
+        self.staged_pages = [torch.tensor([2, 4])]
+        self.use_triton_kernels = None
+        self.told = []
+
+    def available_size(self):
+        return 0
+
+    def alloc_extend(
+        self,
+        prefix_lens,
+        prefix_lens_cpu,
+        seq_lens,
+        seq_lens_cpu,
+        last_loc,
+        extend_num_tokens,
+        num_new_pages=None,
+    ):
+        self.told.append((prefix_lens_cpu.tolist(), seq_lens_cpu.tolist(), num_new_pages))
+
+    def alloc(self, need): ...
+    def free_segment(self, slots, *, start_pos): ...
+    def free_segments(self, segments): ...
+    def free_page_ids(self, pages): ...
+    def resize(self, config): ...
+
+
+def release(monkeypatch, cls, *, naive):
+    """A loaded release whose two allocators are this class."""
+    loaded = SimpleNamespace(
+        version="9.9", token_class=cls, paged_class=cls, has_naive_path=naive, standins=("sgl_kernel",)
+    )
+    monkeypatch.setattr(adapter, "load", lambda _spec: loaded)
+
+
+@pytest.fixture
+def old(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(adapter, "process_watch", lambda *, audited: _Watch(audited))
+    release(monkeypatch, _Old, naive=False)
+
+
+@pytest.fixture
+def new(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(adapter, "process_watch", lambda *, audited: _Watch(audited))
+    release(monkeypatch, _New, naive=True)
+
+
+class _Watch:
+    """Sees nothing. audited: what was asked for."""
+
+    def __init__(self, audited):
+        self.audited = audited
+
+    def open(self):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def read(self, output):
+        return (None if output is None else output.tolist()), ()
+
+
+def test_names(new):
+    assert Sglang(Ticket("==9.9")).name == "sglang==9.9"
+    assert Sglang(Ticket("@../x")).name == "sglang@../x"
+    # Whatever is importable is called by its version; known faults go by the release in any case.
+    assert Sglang(Ticket()).name == "sglang==9.9"
+    assert {Sglang(Ticket(spec)).release for spec in ("", "==9.9", "@../x")} == {"sglang 9.9"}
+    assert Sglang(Ticket()).stood_in == ("sgl_kernel",)
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "taken"),
+    [
+        ("auto", "cpu", "torch"),
+        ("torch", "cpu", "torch"),
+        ("kernels", "cpu", "kernels"),
+        ("auto", "cuda", "kernels"),
+    ],
+)
+def test_the_path_of_a_release_with_both(new, path, device, taken):
+    assert Sglang(Ticket("", path, device)).path == taken
+
+
+def test_kernels_on_a_cpu_are_audited_and_have_the_torch_path_beside_them(new):
+    target = Sglang(Ticket("==9.9", "kernels"))
+    assert target._watch.audited
+    sibling = target.other_path()
+    assert (sibling.name, sibling.path, sibling.other_path()) == ("sglang==9.9", "torch", None)
+    assert not Sglang(Ticket("==9.9", "torch"))._watch.audited
+
+
+def test_a_release_without_a_torch_path(old, monkeypatch):
+    target = Sglang(Ticket())
+    assert (target.path, target.other_path()) == ("kernels", None)
+    with pytest.raises(UserError, match=r"sglang==9\.9 has no torch path"):
+        Sglang(Ticket("", "torch"))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(UserError, match="set TRITON_INTERPRET=1"):
+        Sglang(Ticket())
+
+
+def test_a_release_that_cannot_be_loaded_is_the_machines_fault(monkeypatch):
+    def refuse(_spec):
+        raise SglangUnavailable("no wheel")
+
+    monkeypatch.setattr(adapter, "load", refuse)
+    with pytest.raises(InfrastructureError, match=r"^no wheel$"):
+        Sglang(Ticket("==9.9"))
+
+
+def test_capabilities_are_read_off_the_classes(old):
+    capabilities = Sglang(Ticket()).capabilities
+    assert capabilities.allocators == ALLOCATORS
+    assert capabilities.lacks == {"FreeSegment", "FreeSegments", "FreePages", "Resize"}
+    assert (capabilities.exact, capabilities.checked, capabilities.refuses) == (False, True, frozenset())
+    assert not capabilities.any_page_size
+
+
+def test_the_torch_path_takes_any_page_size_and_kernels_powers_of_two(new):
+    torch_path, kernels = Sglang(Ticket("", "torch")), Sglang(Ticket("", "kernels"))
+    assert torch_path.capabilities.any_page_size
+    assert torch_path.capabilities.lacks == frozenset()
+    assert not kernels.capabilities.any_page_size
+    torch_path.build(Config("paged", 12, 3))
+    with pytest.raises(UserError, match="powers of two as page size, not 3"):
+        kernels.build(Config("paged", 12, 3))
+    kernels.build(Config("paged", 12, 4))
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_a_constructor_gets_what_it_takes_and_the_environment_is_put_back(new, monkeypatch, before):
+    if before is None:
+        monkeypatch.delenv("SGLANG_DEBUG_MEMORY_POOL", raising=False)
+    else:
+        monkeypatch.setenv("SGLANG_DEBUG_MEMORY_POOL", before)
+    for checked in (False, True):
+        for path in ("torch", "kernels"):
+            target = Sglang(Ticket("", path))
+            made = target.build(Config("paged", 18, 4, need_sort=True, checked=checked))._allocator
+            assert made.made == {"size": 18, "page_size": 4, "device": "cpu", "need_sort": True}
+            assert made.debug == ("true" if checked else "false")
+            assert made.use_triton_kernels is (path == "kernels")
+            assert os.environ.get("SGLANG_DEBUG_MEMORY_POOL") == before
+
+
+def test_an_old_constructor_gets_less(old):
+    made = Sglang(Ticket()).build(Config("token", 5, 1))._allocator
+    assert made.made == {"size": 5, "device": "cpu", "debug": "false"}
+
+
+def test_lists_are_seen_wherever_a_release_keeps_them(old, monkeypatch):
+    assert Sglang(Ticket()).build(Config("token", 3, 1)).observe() == State([1, 2, 3], [])
+    release(monkeypatch, _New, naive=True)
+    assert Sglang(Ticket()).build(Config("paged", 20, 4)).observe() == State([3, 1], [5, 2, 4])
+
+
+def test_a_call_is_spelt_as_the_release_has_it(old, monkeypatch):
+    extend = calls.ExtendCall([3], [9], [6], 6, 2)
+    subject = Sglang(Ticket()).build(Config("paged", 16, 4))
+    assert subject.apply(extend).error is None
+    assert subject._allocator.told == ([3], [9], [6], 6)
+    release(monkeypatch, _New, naive=True)
+    subject = Sglang(Ticket()).build(Config("paged", 16, 4))
+    for _ in range(2):
+        assert subject.apply(extend).error is None
+    # The number of new pages is told by turns.
+    assert sorted(subject._allocator.told, key=str) == [([3], [9], 2), ([3], [9], None)]
+
+
+# --- real releases ---------------------------------------------------------------------------------
+
+FUZZ = """
+import json, sys
+from kvproof.impl.targets.protocol import Ticket
+from kvproof.impl.targets.registry import load_target
+from kvproof.properties.lease import Lease, run_lease
+from kvproof.properties.replay import shrink
+from kvproof.properties.space import space_for
+name, path, ops = sys.argv[1], sys.argv[2], int(sys.argv[3])
+target = load_target(name, Ticket("", path, "cpu", path == "kernels"))
+report = {"name": target.name, "release": target.release, "path": target.path, "checked": {}, "memory": []}
+report["lacks"] = sorted(target.capabilities.lacks)
+for allocator in target.capabilities.allocators:
+    space = space_for(target.capabilities, allocator, slow=path == "kernels")
+    verdict = run_lease(target, Lease(0, 0, name, "audited", space, ops, 30))
+    report["checked"][allocator] = verdict.tally.checked
+    for found in verdict.found.values():
+        if found.failure.property_id == "P7":
+            small, _ = shrink(target, found.trace, found.failure, most_runs=150)
+            report["memory"].append([found.failure.op, found.failure.message, len(small.ops)])
+print(json.dumps(report))
+"""
+
+
+def fuzzed(version: str, path: str, ops: int) -> dict:
+    """What a short lease of each allocator comes to, its memory failures shrunk."""
+    try:
+        fetch.fetch(version)
+    except SglangUnavailable as error:
+        if "cannot reach the package registry" in str(error):
+            pytest.skip(str(error))
+        raise
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FUZZ, f"sglang=={version}", path, str(ops)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["name"], report["release"], report["path"]) == (
+        f"sglang=={version}",
+        f"sglang {version}",
+        path,
+    )
+    assert all(checked > ops / 3 for checked in report["checked"].values())
+    return report
+
+
+@pytest.mark.network
+def test_up_to_0_5_21_the_extend_kernel_reads_past_the_free_list():
+    """The field's tight-oom: one op shows it. No other access of the kernels is out of bounds."""
+    report = fuzzed("0.5.20", "kernels", 200)
+    assert report["memory"]
+    for op, message, ops in report["memory"]:
+        assert op == "Extend"
+        assert "alloc_extend_kernel" in message
+        assert ops == 1
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("path", "ops"), [("kernels", 150), ("torch", 600)])
+def test_in_0_5_23_nothing_reads_past_anything(path, ops):
+    report = fuzzed("0.5.23", path, ops)
+    assert report["memory"] == []
+    assert report["lacks"] == []
+
+
+@pytest.mark.network
+def test_an_old_release_runs_as_well():
+    """Without host copies of lengths, without staging, without segments."""
+    report = fuzzed("0.4.9.post6", "kernels", 100)
+    assert {"FreeSegment", "FreeSegments", "FreePages"} <= set(report["lacks"])
