@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvproof.ci import wire
+from kvproof.ci.confirm import confirm
 from kvproof.ci.events import (
     Event,
     FailureConfirmed,
@@ -32,9 +33,7 @@ from kvproof.properties.lanes import Lane
 from kvproof.properties.lease import Lease
 from kvproof.properties.space import space_for
 
-REPLAYS = 3
 _ALLOCATOR_SHARES = {"paged": 3, "token": 1}
-_SHRINK_RUNS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +193,9 @@ class Campaign:
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
             new |= known is None
-            request = wire.Confirm(wire.text_of(trace), failure, REPLAYS, _SHRINK_RUNS)
-            with Worker(self.plan.target, lane) as worker:
-                confirmed = worker.ask(request, wire.Confirmed)
+            # A known failure that costs a process a candidate has been shrunk by somebody before.
+            shrink = known is None or not failure.lost
+            confirmed = confirm(self.plan.target, lane, trace, failure, shrink=shrink)
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))
         return new
@@ -261,6 +260,8 @@ class _Slot(threading.Thread):
         try:
             while (dealt := campaign.deal()) is not None:
                 done = self.worker(dealt.lane).ask(wire.RunLease(dealt.lease), wire.LeaseDone)
+                if done.lost:
+                    self._workers.pop(dealt.lane.name).close()
                 campaign.results.put((dealt, done))
             campaign.results.put(None)
         except BaseException as error:  # whatever it is, the campaign's own thread must hear of it

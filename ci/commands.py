@@ -10,6 +10,7 @@ from rich.console import Console
 
 from kvproof.ci import wire
 from kvproof.ci.campaign import Campaign, Plan
+from kvproof.ci.confirm import confirm
 from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
 from kvproof.ci.process import Worker
 from kvproof.ci.render import failure_lines, heading
@@ -19,12 +20,12 @@ from kvproof.corpus.known import read_known
 from kvproof.impl.targets.registry import split_name
 from kvproof.model.config import ALLOCATORS
 from kvproof.model.errors import InfrastructureError, UserError
+from kvproof.model.trace import Trace
 from kvproof.properties.catalogue import PROPERTIES
 from kvproof.properties.failure import Failure
 from kvproof.properties.lanes import LANES, Lane, lane_for
 
 DEVICES = ("auto", "cpu", "cuda")
-_SHRINK_RUNS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,7 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     """Run a stored trace in a fresh process and print what it shows."""
     file = read(Path(path))
     target, where = _trace_lane(file, options, lane)
-    with Worker(target, where) as worker:
-        done = worker.ask(wire.Replay(wire.text_of(file.trace), times), wire.Replayed)
-        release = worker.ready.release
+    done, release = _replayed(target, where, file.trace, times)
     failed = sum(bool(run) for run in done.runs)
     first = {failure.fingerprint: failure for run in done.runs for failure in run}
     known = read_known()
@@ -171,6 +170,18 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     return status
 
 
+def _replayed(target: str, lane: Lane, trace: Trace, times: int) -> tuple[wire.Replayed, str]:
+    """What `times` replays showed, and whose release it was. One process, or more when the device gets lost."""
+    runs: list[list[Failure]] = []
+    while True:
+        with Worker(target, lane) as worker:
+            done = worker.ask(wire.Replay(wire.text_of(trace), times - len(runs)), wire.Replayed)
+            release = worker.ready.release
+        runs.extend(done.runs)
+        if len(runs) >= times:
+            return msgspec.structs.replace(done, runs=runs), release
+
+
 def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | None, out: str | None) -> int:
     """Shrink a stored failing trace and write the smallest one."""
     file = read(Path(path))
@@ -178,11 +189,9 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
     destination = Path(out) if out else Path(path).with_suffix(".min.json")
     if destination.exists():
         raise UserError(f"{destination} is there already; name another file with --out")
-    with Worker(target, where) as worker:
-        done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
-        failure = _chosen(done.runs[0], fingerprint, path, target)
-        request = wire.Confirm(wire.text_of(file.trace), failure, 1, _SHRINK_RUNS)
-        confirmed = worker.ask(request, wire.Confirmed)
+    done, _ = _replayed(target, where, file.trace, 1)
+    failure = _chosen(done.runs[0], fingerprint, path, target)
+    confirmed = confirm(target, where, file.trace, failure, shrink=True)
     small, found = wire.trace_of(confirmed.trace), confirmed.failure or failure
     try:
         destination.write_bytes(encode(TraceFile(small, evidence=evidence(found))))

@@ -32,7 +32,8 @@ class RunLease(msgspec.Struct, tag=True, frozen=True):
 
 
 class Confirm(msgspec.Struct, tag=True, frozen=True):
-    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result."""
+    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result. A failure that
+    loses the device is replayed once: there is no second time in a process."""
 
     trace: str
     failure: Failure
@@ -76,7 +77,7 @@ class FoundLine(msgspec.Struct, frozen=True):
 
 
 class LeaseDone(msgspec.Struct, tag=True, frozen=True):
-    """A verdict. Times stay out of it (see `properties.lease`)."""
+    """A verdict. Times stay out of it (see `properties.lease`). lost: the worker ends with it."""
 
     lease: int
     lane: str
@@ -89,6 +90,7 @@ class LeaseDone(msgspec.Struct, tag=True, frozen=True):
     marks: dict[str, int]
     seen: dict[str, int]
     found: list[FoundLine]
+    lost: bool = False
 
 
 class Confirmed(msgspec.Struct, tag=True, frozen=True):
@@ -102,6 +104,7 @@ class Confirmed(msgspec.Struct, tag=True, frozen=True):
     maps: PageMaps | None = None
     runs: int = 0
     failed_small: int = 0
+    lost: bool = False
 
 
 class Replayed(msgspec.Struct, tag=True, frozen=True):
@@ -112,6 +115,7 @@ class Replayed(msgspec.Struct, tag=True, frozen=True):
     accepted: dict[str, str]
     skipped: dict[str, int]
     checked: int
+    lost: bool = False
 
 
 class ControlsDone(msgspec.Struct, tag=True, frozen=True):
@@ -170,4 +174,5 @@ def lease_done(verdict: Verdict) -> LeaseDone:
         marks={mark.name: verdict.marks[mark] for mark in Mark if verdict.marks[mark]},
         seen=dict(sorted(verdict.seen.items())),
         found=[FoundLine(found.failure, text_of(found.trace)) for found in verdict.found.values()],
+        lost=verdict.lost,
     )

@@ -43,6 +43,8 @@ def main() -> int:
         except msgspec.MsgspecError as error:
             reply = wire.Refused(f"not a request: {error}", 3)
         _send(replies, reply)
+        if isinstance(reply, wire.LeaseDone | wire.Confirmed | wire.Replayed) and reply.lost:
+            return 0  # the device is lost to this process; whoever asks next needs another
     return 0
 
 
@@ -80,6 +82,11 @@ def _serve(target: Target, request: wire.Request) -> wire.Reply:
 
 def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
     trace, failure = wire.trace_of(request.trace), request.failure
+    if failure.lost:
+        result = replay.replay(target, trace, relations=False, misuse_fails=False)
+        found = result.get(failure.fingerprint)
+        failed = int(found is not None)
+        return wire.Confirmed(failed, 1, request.trace, found, failed_small=failed, lost=result.lost)
     again = [replay.find(target, trace, failure) for _ in range(request.times)]
     failed = sum(found is not None for found in again)
     if not failed:
@@ -96,7 +103,11 @@ def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
 
 def _replay(target: Target, request: wire.Replay) -> wire.Reply:
     trace = wire.trace_of(request.trace)
-    results = [replay.replay(target, trace) for _ in range(request.times)]
+    results = []
+    for _ in range(request.times):
+        results.append(replay.replay(target, trace))
+        if results[-1].lost:
+            return wire.Replayed([results[-1].failures], None, {}, {}, results[-1].tally.checked, lost=True)
     failures = [result.failures for result in results]
     first = next((run[0] for run in failures if run), None)
     maps = None if first is None else page_maps(target, trace, first)

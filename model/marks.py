@@ -7,6 +7,10 @@ the pool proves nothing about refusal. `REQUIRED` says which allocators can reac
 from enum import StrEnum
 from typing import Final
 
+WIDE_ROWS: Final = 256
+LONG_TOKENS: Final = 1024
+"""Beyond these a kernel is likely to need more than one block of rows, or of one row's tokens."""
+
 
 class Mark(StrEnum):
     """One event, named for people. The model counts each while it applies ops."""
@@ -23,6 +27,9 @@ class Mark(StrEnum):
     DECODE_INSIDE_PAGE = "a decode step goes on in the old page"
     DECODE_NEW_PAGE = "a decode step starts a page"
     DECODE_MIXED = "one decode batch does both"
+    WIDE_EXTEND = "an extend batch has more than 256 rows"
+    WIDE_DECODE = "a decode batch has more than 256 rows"
+    LONG_ROW = "a row grows by more than 1024 tokens at once"
     RECYCLED = "a released page is handed out again"
     TAIL_FREE = "a row's tail is freed and the rest lives on"
     PARTLY_USED_PAGE_FREE = "a page that was only partly used is freed"
@@ -51,6 +58,9 @@ PAGED_ONLY: Final = frozenset(
         Mark.DECODE_INSIDE_PAGE,
         Mark.DECODE_NEW_PAGE,
         Mark.DECODE_MIXED,
+        Mark.WIDE_EXTEND,
+        Mark.WIDE_DECODE,
+        Mark.LONG_ROW,
         Mark.PARTLY_USED_PAGE_FREE,
         Mark.GROUP_OF_BOTH,
     }

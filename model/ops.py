@@ -38,15 +38,24 @@ class Alloc:
     pages: int
 
 
+IN_ORDER: Final = 0
+BACKWARDS: Final = 1
+INTERLEAVED: Final = 2
+TWICE: Final = 3
+ORDERS: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Free:
     """`free` in one call: of every named row, what lies beyond `keep` tokens, modulo its length and rounded
-    up to a page. A row of which nothing is kept is gone. `backwards` passes the slots in reverse order.
+    up to a page. A row of which nothing is kept is gone. `order` is how the slots are passed:
+    one of `IN_ORDER`, `BACKWARDS`, `INTERLEAVED` (every other slot first) and `TWICE` (each slot twice over;
+    in order where that would be a double free, at the token allocator). Others are taken modulo these.
     """
 
     rows: tuple[int, ...]
     keep: int = 0
-    backwards: bool = False
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +68,12 @@ class FreeSegment:
 
 @dataclass(frozen=True, slots=True)
 class FreeSegments:
-    """`free_segments` of the same stretch as `FreeSegment`, cut in two at a page boundary near `cut`."""
+    """`free_segments` of the same stretch as `FreeSegment`, cut at the page boundaries that `cuts` name, modulo
+    the stretch's pages; a segment between two like cuts is empty."""
 
     row: int
     start: int = 0
-    cut: int = 0
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

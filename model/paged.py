@@ -8,11 +8,12 @@ Not covered: who may evict, admission estimates, row tables (entry points), and 
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from kvproof.model import calls, ops
 from kvproof.model.base import AllocatorModel, Expectation, Growth, Outcome, Row
-from kvproof.model.marks import Mark
+from kvproof.model.marks import LONG_TOKENS, WIDE_ROWS, Mark
 from kvproof.model.misuse import misuse_call
 from kvproof.model.ops import Op
 
@@ -140,12 +141,19 @@ class PagedModel(AllocatorModel):
             slots.extend(self.slots_of(row, keep * self.page_size, row.length))
             pages.extend(self._cut(row, keep))
         self._drop_empty(named)
-        if op.backwards:
-            slots.reverse()
+        slots = self._ordered(slots, op.order % ops.ORDERS)
         if len(named) > 1:
             self.marks[Mark.MANY_ROW_FREE] += 1
         self._release_slots(pages, slots)
         return self._done(calls.FreeCall(slots))
+
+    def _ordered(self, slots: list[int], order: int) -> list[int]:
+        """The slots as `Free.order` passes them. Which pages they touch does not depend on it."""
+        if order == ops.BACKWARDS:
+            return slots[::-1]
+        if order == ops.INTERLEAVED:
+            return slots[1::2] + slots[::2]
+        return slots * 2 if order == ops.TWICE else slots
 
     def _free_segment(self, op: ops.FreeSegment) -> Expectation:
         if not self.rows:
@@ -166,16 +174,18 @@ class PagedModel(AllocatorModel):
         row = self.rows[index]
         ps = self.page_size
         keep = op.start % (row.length + 1) // ps
-        middle = keep + op.cut % (len(row.pages) - keep + 1)
+        last = len(row.pages)
+        bounds = [keep, *sorted(keep + cut % (last - keep + 1) for cut in op.cuts), last]
+        stretches = list(pairwise(bounds))
         segments = [
-            (self.slots_of(row, keep * ps, min(middle * ps, row.length)), keep * ps),
-            (self.slots_of(row, middle * ps, row.length), middle * ps),
+            (self.slots_of(row, first * ps, min(end * ps, row.length)), first * ps)
+            for first, end in stretches
         ]
         pages = self._cut(row, keep)
         self._drop_empty([index])
-        # Two calls in one: the second segment's pages end up before the first's.
-        self._release_pages(pages[: middle - keep])
-        self._release_pages(pages[middle - keep :])
+        # Several calls in one: a later segment's pages end up before an earlier one's.
+        for first, end in stretches:
+            self._release_pages(pages[first - keep : end - keep])
         return self._done(calls.FreeSegmentsCall(segments))
 
     def _free_page_ids(self, op: ops.FreePages) -> Expectation:
@@ -287,8 +297,12 @@ class PagedModel(AllocatorModel):
         marks, ps = self.marks, self.page_size
         if not growths:
             marks[Mark.EMPTY_BATCH] += 1
+        elif len(growths) > WIDE_ROWS:
+            marks[Mark.WIDE_EXTEND] += 1
         for growth in growths:
             prefix, seq = growth.prefix, growth.seq
+            if seq - prefix > LONG_TOKENS:
+                marks[Mark.LONG_ROW] += 1
             boundary = growth.first_new * ps
             if seq == prefix:
                 marks[Mark.ZERO_ROW] += 1
@@ -303,6 +317,8 @@ class PagedModel(AllocatorModel):
 
     def _note_decode(self, new_pages: int, batch: int) -> None:
         marks = self.marks
+        if batch > WIDE_ROWS:
+            marks[Mark.WIDE_DECODE] += 1
         if not batch:
             marks[Mark.EMPTY_BATCH] += 1
         elif not new_pages:

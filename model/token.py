@@ -28,6 +28,9 @@ class TokenModel(PagedModel):
         need = sum(growth.seq - growth.prefix for growth in growths)
         return self._allocate(calls.AllocCall(need), growths, need, need)
 
+    def _ordered(self, slots: list[int], order: int) -> list[int]:
+        return super()._ordered(slots, ops.IN_ORDER if order == ops.TWICE else order)
+
     def _release_slots(self, pages: list[int], slots: list[int]) -> None:
         self._release_pages(slots)
 

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Final
 
 from kvproof.model.trace import Trace
+
+DEVICE_LOST: Final = "device-lost"
+"""The divergence class of a fault that poisons the CUDA context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,11 @@ class Failure:
     step: int
     message: str
     tolerable: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device went with it: nothing more can be asked in the process that saw it."""
+        return self.divergence == DEVICE_LOST
 
     @property
     def fingerprint(self) -> str:

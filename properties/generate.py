@@ -41,8 +41,8 @@ _BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 
 _USUAL_BATCHES: Final = 12
 _MOST_ROWS: Final = (4, 8, 8, 16, 16, 64)
 # Around the block sizes that kernels are written with.
-_WIDE_BATCHES: Final = (2, 127, 128, 129, 255, 256, 257, 300, 513, 1024, 1025)
-_LONG_TOKENS: Final = (255, 256, 257, 1023, 1024, 1025, 2047, 2049, 4097)
+_WIDE_BATCHES: Final = (127, 128, 129, 255, 256, 257, 258, 300, 513, 1025)
+_LONG_TOKENS: Final = (255, 257, 1023, 1024, 1025, 1026, 2047, 2049, 4097, 32767, 32769, 65537)
 
 
 class Generator:
@@ -61,6 +61,7 @@ class Generator:
             self._batches = batches if draw.integer(0, 7) == 7 else batches[:_USUAL_BATCHES]
             self._most_rows = draw.choice(_MOST_ROWS)
         self._exhausts = draw.choice((1, 2, 8))
+        self._long_groups = draw.integer(0, 7) == 7
         self._makers: list[Callable[[], Op]] = []
         self._frees: list[Callable[[], Op]] = []
         self._cumulative = self._taste(space)
@@ -71,6 +72,8 @@ class Generator:
         # A full pool refuses for ever; make room more often than the weights would.
         if model.rows and not model.available and draw.integer(0, 3) > 1:
             return draw.choice(self._frees)()
+        if self._wide and draw.integer(0, 3):
+            return self._wide_op()
         # With no rows nearly every op comes to nothing.
         if not model.rows and draw.integer(0, 31):
             return self._extend()
@@ -125,9 +128,19 @@ class Generator:
         entries = self._entries(ordinals)
         if integer(0, 15) < self._exhausts:
             self._exhaust(entries)
-        elif self._wide:
-            place = integer(0, len(entries) - 1)
-            entries[place] = (entries[place][0], self._draw.choice(_LONG_TOKENS) + integer(-1, 1))
+        return ops.Extend(tuple(entries))
+
+    def _wide_op(self) -> Op:
+        """Hundreds of rows in one batch, one of them long: what kernels serve in several blocks."""
+        draw, live = self._draw, len(self._model.rows)
+        batch = draw.choice(self._batches)
+        if live >= batch and draw.integer(0, 2):
+            return ops.Decode(tuple(range(live)))
+        ps, shift = self._model.page_size, draw.integer(0, 9)
+        entries = [(NEW_ROW, (shift + i) % (ps + 1)) for i in range(batch)]
+        if draw.boolean():
+            place = draw.integer(0, batch - 1)
+            entries[place] = (NEW_ROW, draw.choice(_LONG_TOKENS) + draw.integer(-1, 1))
         return ops.Extend(tuple(entries))
 
     def _entries(self, ordinals: list[int]) -> list[tuple[int, int]]:
@@ -212,7 +225,8 @@ class Generator:
         row = self._row()
         count = 1 if draw.integer(0, 3) < 3 else draw.choice(self._batches)
         keep = self._keep(row)
-        return ops.Free(tuple(range(row, row + count)), keep, draw.integer(0, 7) == 7)
+        order = draw.integer(0, ops.ORDERS - 1) if draw.integer(0, 3) == 3 else ops.IN_ORDER
+        return ops.Free(tuple(range(row, row + count)), keep, order)
 
     def _free_segment(self) -> Op:
         row = self._row()
@@ -220,7 +234,8 @@ class Generator:
 
     def _free_segments(self) -> Op:
         row = self._row()
-        return ops.FreeSegments(row, self._keep(row), self._draw.integer(0, 4))
+        cuts = tuple(self._draw.integer(0, 4) for _ in range(self._draw.integer(0, 3)))
+        return ops.FreeSegments(row, self._keep(row), cuts)
 
     def _free_pages(self) -> Op:
         row = self._row()
@@ -240,7 +255,9 @@ class Generator:
         return ops.Resize(pages, draw.integer(0, config.page_size - 1))
 
     def _group(self) -> Op:
-        return ops.GroupEnd() if self._model.in_group else ops.GroupBegin()
+        if not self._model.in_group:
+            return ops.GroupBegin()
+        return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()
 
     def _misuse(self) -> Op:
         return ops.Misuse(self._draw.choice(MISUSES), self._row())

@@ -17,10 +17,12 @@ from kvproof.properties.generate import Generator
 from kvproof.properties.lockstep import Tally
 from kvproof.properties.relations import RELATIONS, check_paths, check_relation
 from kvproof.properties.run import Result, lockstep_for, run_trace
-from kvproof.properties.space import WIDE_OPS, Space, draw_config, is_wide
+from kvproof.properties.space import WIDE_OPS, Space, draw_config
 
 # Most traces are short, most ops are in long ones.
 _LENGTHS = (1,) * 2 + (3,) * 3 + (10,) * 6 + (30,) * 8 + (100,) * 7 + (300,) * 4 + (1000, 3000)
+_WIDE_TRACE = 3
+"""Which trace of a lease is wide: few are, since each of its ops costs as much as a hundred others."""
 _LOOK_EVERY = 8
 _RELATE_EVERY = 8
 _MOST_FAILURES_A_TRACE = 8
@@ -42,8 +44,11 @@ class Lease:
 
 @dataclass(slots=True)
 class Verdict:
-    """What one lease came to. found: the first of each fingerprint, in order, cut
-    behind the failing op; seen: how often each came."""
+    """What one lease came to.
+
+    found: the first of each fingerprint, in order, cut behind the failing op. seen: how often each came.
+    lost: the last failure took the device with it; the lease ends there, and the process must.
+    """
 
     lease: int
     lane: str
@@ -52,6 +57,7 @@ class Verdict:
     tally: Tally = field(default_factory=Tally)
     marks: Counter[Mark] = field(default_factory=Counter)
     found: dict[str, Found] = field(default_factory=dict)
+    lost: bool = False
     seen: Counter[str] = field(default_factory=Counter)
 
     def add(self, failure: Failure, trace: Trace) -> None:
@@ -75,7 +81,7 @@ def run_lease(target: Target, lease: Lease) -> Verdict:
     """Draw and run traces until the lease's ops are spent. Raises what a target raises outside calls."""
     verdict = Verdict(lease.number, lease.lane)
     left = lease.ops
-    while left > 0:
+    while left > 0 and not verdict.lost:
         draw = SeededDraw(f"{lease.seed}/{lease.lane}/{lease.number}/{verdict.traces}")
         length = min(draw.choice(_LENGTHS), left, lease.longest)
         left -= max(1, _run_one(target, lease, draw, length, verdict))
@@ -85,9 +91,10 @@ def run_lease(target: Target, lease: Lease) -> Verdict:
 
 def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Verdict) -> int:
     """One trace, drawn as it runs. The number of ops it took."""
-    config = draw_config(draw, lease.space)
-    if is_wide(config):
-        length = min(length, WIDE_OPS)
+    wide = verdict.traces == _WIDE_TRACE
+    config = draw_config(draw, lease.space, wide=wide)
+    if wide:
+        length = WIDE_OPS
     pair = lockstep_for(target, config, look_every=_LOOK_EVERY)
     generator = Generator(draw, pair.model, lease.space)
     relate = verdict.traces % _RELATE_EVERY == 0
@@ -106,7 +113,10 @@ def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Ver
         failures.append(failure)
     trace = Trace(config, tuple(drawn), origin)
     verdict.absorb(pair.tally, Counter(pair.model.marks))
-    if failures:
+    if failures and failures[-1].lost:
+        verdict.lost = True
+        verdict.add(failures[-1], trace)
+    elif failures:
         _explain(target, trace, failures, verdict)
     elif relate and not lease.space.misuse:
         _relate(target, trace, Result([], pair.tally, answers=pair.answers), verdict)

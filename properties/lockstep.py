@@ -17,7 +17,7 @@ from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, Check
 from kvproof.properties.checks.answer import check_memory
 from kvproof.properties.checks.slots import chosen_pages
 from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import DEVICE_LOST, Failure
 from kvproof.properties.step import Finding, Step
 
 _GROUP_MISUSES = ("nested-begin", "end-without-begin")
@@ -92,6 +92,11 @@ class Lockstep:
             self._mirror.expect(expectation, self.model)
         answer = self.subject.apply(expectation.call)
         self.tally.checked += 1
+        if answer.lost:
+            self.spoilt = True
+            lines = str(answer.error).strip().splitlines() or ["no message"]
+            found = Finding(DEVICE_LOST, f"the device is lost: {lines[0]}")
+            return self._failure("P7", op, found)
         if self.answers is not None:
             self.answers.append(answer.slots)
         if (
@@ -156,13 +161,12 @@ class Lockstep:
                     property_id, found = "P11", Finding("keeps-callers-tensor", found.message)
                 elif isinstance(step.op, (GroupBegin, GroupEnd)) and property_id in ("P1", "P2", "P3"):
                     property_id = "P11"
-                return self._failure(property_id, step, found, tolerable)
+                return self._failure(property_id, step.op, found, tolerable=tolerable)
         return None
 
-    def _failure(self, property_id: str, step: Step, found: Finding, tolerable: bool = False) -> Failure:
-        op = type(step.op).__name__
-        allocator = self.config.allocator
-        return Failure(property_id, op, allocator, found.divergence, step.index, found.message, tolerable)
+    def _failure(self, property_id: str, op: Op, found: Finding, *, tolerable: bool = False) -> Failure:
+        name, allocator = type(op).__name__, self.config.allocator
+        return Failure(property_id, name, allocator, found.divergence, self._index, found.message, tolerable)
 
     def _judge_misuse(self, op: Misuse, step: Step) -> Failure | None:
         changed = check_refusal(step)
@@ -170,7 +174,7 @@ class Lockstep:
         promised = op.kind in self._refuses
         if refused and promised:
             self.spoilt = changed is not None
-            return None if changed is None else self._failure("P6", step, changed)
+            return None if changed is None else self._failure("P6", op, changed)
         # What a target that promised nothing did with it may be hidden (in a group, say): go no further.
         self.spoilt = True
         left = "nothing has changed so far" if changed is None else changed.message.removeprefix(REFUSED_BUT)
@@ -180,8 +184,8 @@ class Lockstep:
             found = Finding(
                 f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}"
             )
-            return self._failure("P6", step, found)
+            return self._failure("P6", op, found)
         if changed is not None and self._misuse_fails:
             found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind}: {self.tally.accepted[op.kind]}")
-            return self._failure("P11" if op.kind in _GROUP_MISUSES else "P1", step, found)
+            return self._failure("P11" if op.kind in _GROUP_MISUSES else "P1", op, found)
         return None

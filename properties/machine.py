@@ -54,6 +54,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     target: ClassVar[Target]
     space: ClassVar[Space]
     runs: ClassVar[list[Lockstep]]
+    broken: ClassVar[list[PropertyBroken]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         """Draw a config and a taste."""
         draw = HypothesisDraw(data)
         self._draw = draw
-        self._config = draw_config(draw, self.space)
+        self._config = draw_config(draw, self.space, wide=draw.integer(0, 15) == 15)
         note(f"config: {self._config}")
         self._pair = lockstep_for(self.target, self._config)
         self._generator = Generator(draw, self._pair.model, self.space)
@@ -82,7 +83,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         failure = self._pair.step(op)
         if failure is not None:
             origin = Origin(target=self.target.name, lane="hypothesis")
-            raise PropertyBroken(failure, Trace(self._config, tuple(self._ops), origin))
+            broken = PropertyBroken(failure, Trace(self._config, tuple(self._ops), origin))
+            self.broken.append(broken)
+            raise broken
 
 
 def state_machine(
@@ -99,7 +102,13 @@ def state_machine(
 
 def machine_for(target: Target, space: Space) -> type[AllocatorMachine]:
     """A state machine class over exactly this space."""
-    members = {"target": target, "space": space, "runs": [], "__doc__": AllocatorMachine.__doc__}
+    members = {
+        "target": target,
+        "space": space,
+        "runs": [],
+        "broken": [],
+        "__doc__": AllocatorMachine.__doc__,
+    }
     machine: type[AllocatorMachine] = type("AllocatorMachine", (AllocatorMachine,), members)
     machine.TestCase.settings = settings(
         deadline=None,

@@ -29,7 +29,7 @@ def replay(target: Target, trace: Trace, *, relations: bool = True, misuse_fails
 def find(target: Target, trace: Trace, failure: Failure) -> Failure | None:
     """The failure with the same fingerprint when the trace is run again, or None."""
     result = replay(target, trace, relations=is_relation(failure.op), misuse_fails=is_misuse(failure))
-    return next((again for again in result.failures if again.fingerprint == failure.fingerprint), None)
+    return result.get(failure.fingerprint)
 
 
 def is_misuse(failure: Failure) -> bool:

@@ -22,9 +22,14 @@ class Result:
     marks: Counter[Mark] = field(default_factory=Counter)
     answers: list[list[int] | None] | None = None
 
-    def has(self, fingerprint: str) -> bool:
-        """Whether a failure with this fingerprint is among them."""
-        return any(failure.fingerprint == fingerprint for failure in self.failures)
+    @property
+    def lost(self) -> bool:
+        """Whether the run took the device with it."""
+        return bool(self.failures) and self.failures[-1].lost
+
+    def get(self, fingerprint: str) -> Failure | None:
+        """The failure with this fingerprint, if it is among them."""
+        return next((failure for failure in self.failures if failure.fingerprint == fingerprint), None)
 
 
 def lockstep_for(

@@ -13,9 +13,35 @@ from kvproof.properties.draw import Draw
 
 _PAGE_SIZES: Final = (1, 2, 2, 4, 4, 4, 4, 4, 8, 16, 16, 32, 64, 128)
 _ODD_PAGE_SIZES: Final = (3, 5, 7, 12, 24, 100)
-_POOL_PAGES: Final = (1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 127, 256)
-_WIDE_POOLS: Final = (300, 1030, 2100)
-_WIDE_PAGE_SIZES: Final = (1, 2, 4, 16)
+_POOL_PAGES: Final = (
+    1,
+    2,
+    3,
+    3,
+    4,
+    4,
+    5,
+    6,
+    7,
+    8,
+    8,
+    9,
+    12,
+    15,
+    16,
+    17,
+    24,
+    31,
+    32,
+    33,
+    48,
+    64,
+    127,
+    256,
+    512,
+)
+_WIDE_POOLS: Final = (1100, 2100)
+_WIDE_PAGE_SIZES: Final = (1, 2, 4, 16, 64)
 _WIDE_PAGES: Final = _WIDE_POOLS[0]
 WIDE_OPS: Final = 8
 """Ops in a wide trace at most: each costs as much as a hundred others."""
@@ -60,9 +86,12 @@ def space_for(
     )
 
 
-def draw_config(draw: Draw, space: Space) -> Config:
-    """One config, biased to boundaries: tiny pools, a size that no page divides, slots around 2**31."""
-    if draw.integer(0, 31) == 31:
+def draw_config(draw: Draw, space: Space, *, wide: bool = False) -> Config:
+    """One config, biased to boundaries: tiny pools, a size that no page divides, slots around 2**31.
+
+    wide: for a wide trace, with room for batches of a thousand rows (see `is_wide`).
+    """
+    if wide:
         page_size = 1 if space.allocator == "token" else draw.choice(_WIDE_PAGE_SIZES)
         pages = draw.choice(_WIDE_POOLS)
     elif space.allocator == "token":

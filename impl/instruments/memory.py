@@ -131,6 +131,8 @@ class LaunchMemory:
     # -- the four operations -------------------------------------------------------------------------
 
     def load(self, ptrs: Array, mask: Array, other: Array, dtype: np.dtype[Any]) -> Any:
+        # `block & (scalar > 0)` reaches the interpreter as int32, which it would refuse; compilers do not.
+        mask = mask.astype(bool, copy=False)
         lanes = np.flatnonzero(mask)
         if not lanes.size:
             return self._real.load(ptrs, mask, other, dtype)
@@ -154,6 +156,7 @@ class LaunchMemory:
         return result
 
     def store(self, ptrs: Array, value: Array, mask: Array) -> Any:
+        mask = mask.astype(bool, copy=False)
         lanes = np.flatnonzero(mask)
         if not lanes.size:
             return None
@@ -172,6 +175,7 @@ class LaunchMemory:
         return self._real.store(self._translate(ptrs, region), value, mask)
 
     def atomic_rmw(self, operation: Any, ptrs: Array, value: Array, mask: Array, order: Any) -> Any:
+        mask = mask.astype(bool, copy=False)
         lanes = np.flatnonzero(mask)
         if not lanes.size:
             return self._real.atomic_rmw(operation, ptrs, value, mask, order)

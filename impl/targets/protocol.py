@@ -32,7 +32,8 @@ class Answer:
 
     slots: the answer of an allocating call, None when it refused or has no answer. error: the exception
     raised, if any. available: `available_size()` afterwards. dtype: of the answer, as in "int64".
-    damage: memory faults noticed in the call.
+    damage: memory faults noticed in the call. lost: the device is gone (an illegal access, say), and with it
+    whatever else this process could have asked.
     """
 
     slots: list[int] | None = None
@@ -40,6 +41,7 @@ class Answer:
     available: int = 0
     dtype: str = "int64"
     damage: tuple[Damage, ...] = ()
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ calls are spelled, and where the lists are. Everything else (building argument t
 keeping the caller's tensors for a later Clobber) is done once, here.
 """
 
+import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from typing import Any
 
 import torch
 
+from kvproof.impl.instruments.findings import InstrumentError
 from kvproof.impl.targets.instruments import Watch
 from kvproof.impl.targets.protocol import Answer, Damage, State
 from kvproof.model import calls
 from kvproof.model.calls import Call
 from kvproof.model.config import Config
+from kvproof.model.errors import InfrastructureError
 
-_OUTPUTS_KEPT = 4
+_OUTPUTS_KEPT = 12
 _DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
 
@@ -42,6 +45,11 @@ class Surface:
     cpu_lens: bool
     page_count: bool
     lists: Callable[[Any], State]
+
+
+def _takes_the_device(error: Exception) -> bool:
+    """Whether the error is CUDA's, after which every later call in the process fails as well."""
+    return isinstance(error, torch.AcceleratorError) or "[CUDA]" in str(error) or "CUDA error" in str(error)
 
 
 def free_list_name(allocator: Any) -> str:
@@ -82,23 +90,33 @@ class TensorSubject:
         }
 
     def apply(self, call: Call) -> Answer:
-        """See `protocol.Subject`."""
+        """See `protocol.Subject`. Raises InfrastructureError when an instrument cannot follow a kernel."""
         answer = Answer()
         output: torch.Tensor | None = None
         self._inputs.clear()
         try:
             with self._watch.open():
                 output = self._handlers[type(call)](call)
+        except InstrumentError as error:
+            raise InfrastructureError(f"the audited lane cannot follow this target: {error}") from error
         except Exception as error:  # whatever an allocator raises is an answer, to be judged by others
             answer.error = error
+        try:
+            self._read(answer, output)
+        except Exception as error:  # what a kernel did shows when its result is read
+            answer.error = answer.error or error
+        answer.lost = answer.error is not None and _takes_the_device(answer.error)
+        return answer
+
+    def _read(self, answer: Answer, output: torch.Tensor | None) -> None:
+        """Fill in what the call left behind."""
         answer.slots, answer.damage = self._watch.read(output)
         if output is not None and answer.slots is not None:
             self._outputs.append((output, answer.slots))
             answer.dtype = str(output.dtype).removeprefix("torch.")
         if self._inputs:
             answer.damage += tuple(self._changed_inputs())
-        answer.available = int(self._allocator.available_size())
-        return answer
+        answer.available = operator.index(self._allocator.available_size())
 
     def observe(self) -> State:
         """See `protocol.Subject`."""
@@ -146,13 +164,16 @@ class TensorSubject:
     def _free_segments(self, call: calls.FreeSegmentsCall) -> None:
         self._forget_given()
         segments = [(self._row_tensor(slots), start) for slots, start in call.segments]
-        self._slots_given.extend(slots for slots, _ in segments)
+        for (tensor, _), (slots, _) in zip(segments, call.segments, strict=True):
+            self._slots_given.append(tensor)
+            self._inputs.append(("free_index", tensor, slots))
         self._allocator.free_segments(segments)
 
     def _free_page_ids(self, call: calls.FreePageIdsCall) -> None:
         self._forget_given()
         pages = torch.tensor(call.pages, dtype=torch.int64, device=self._device)
         self._pages_given.append(pages)
+        self._inputs.append(("page_ids", pages, call.pages))
         self._allocator.free_page_ids(pages)
 
     def _group_begin(self, _call: calls.GroupBeginCall) -> None:
@@ -186,13 +207,16 @@ class TensorSubject:
     # --- tensors ----------------------------------------------------------------------------------
 
     def _output(self, output: Any) -> torch.Tensor | None:
-        if output is None or isinstance(output, torch.Tensor):
+        if output is None or (isinstance(output, torch.Tensor) and output.dim() == 1):
             return output
-        raise TypeError(f"an allocation answered with a {type(output).__name__}, neither None nor a tensor")
+        kind = f"{output.dim()}-D tensor" if isinstance(output, torch.Tensor) else type(output).__name__
+        raise TypeError(f"an allocation answered with a {kind}, neither None nor a 1-D tensor")
 
     def _lens(self, name: str, lens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Lengths on the device, and their host copy (never one tensor: a caller has two)."""
-        return self._input(name, lens), torch.tensor(lens, dtype=torch.int64)
+        host = torch.tensor(lens, dtype=torch.int64)
+        self._inputs.append((f"{name}_cpu", host, lens))
+        return self._input(name, lens), host
 
     def _input(self, name: str, values: list[int]) -> torch.Tensor:
         tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -215,6 +239,7 @@ class TensorSubject:
         self._forget_given()
         tensor = self._row_tensor(slots)
         self._slots_given.append(tensor)
+        self._inputs.append(("free_index", tensor, slots))
         return tensor
 
     def _forget_given(self) -> None:

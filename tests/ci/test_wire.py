@@ -22,7 +22,7 @@ from tests.model.strategies import new
 FAILURE = Failure(
     "P1", "Extend", "paged", "owned-page-in-free-list", 1, "the free list\nholds ñ", tolerable=True
 )
-TRACE = Trace(Config("paged", 16, 4), (new(3, 4), ops.Free((0,), 1, True)), Origin("null", "seeded", 1, 2, 3))
+TRACE = Trace(Config("paged", 16, 4), (new(3, 4), ops.Free((0,), 1, 1)), Origin("null", "seeded", 1, 2, 3))
 TEXT = wire.text_of(TRACE)
 SPACE = space_for(Null(Ticket()).capabilities, "paged", misuse=True, slow=True)
 

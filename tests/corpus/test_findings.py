@@ -1,4 +1,4 @@
-"""The faults found in releases: each known one has its trace, its story, and, in the newest release, still shows."""
+"""Faults found in releases: each has its trace and story, and the newest release still shows its own."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ LAWFUL = st.one_of(
     st.just(ops.Decode(tuple(range(10)))),
     st.integers(-1, 40).map(ops.Alloc),
     st.builds(
-        lambda rows, *rest: ops.Free(tuple(rows), *rest), st.lists(_ROW, max_size=3), _KEEP, st.booleans()
+        lambda rows, *rest: ops.Free(tuple(rows), *rest), st.lists(_ROW, max_size=3), _KEEP, st.integers(0, 5)
     ),
     st.builds(ops.FreeSegment, _ROW, _KEEP),
-    st.builds(ops.FreeSegments, _ROW, _KEEP, st.integers(0, 5)),
+    st.builds(ops.FreeSegments, _ROW, _KEEP, st.lists(st.integers(0, 5), max_size=3).map(tuple)),
     st.builds(ops.FreePages, _ROW, _KEEP),
     st.sampled_from([ops.GroupBegin(), ops.GroupEnd(), ops.Clobber(), ops.Clear()]),
     st.builds(ops.Resize, st.integers(-1, 12), st.integers(0, 20)),

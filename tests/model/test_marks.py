@@ -15,6 +15,7 @@ SORTED = Config("paged", 16, 4, need_sort=True)
 # A window of 4 pages around 2**31: pages 2**29 - 1 … 2**29 + 2; slots of page 2**29 on need 32 bits.
 WINDOW = Config("paged", 16, 4, page_offset=(1 << 29) - 2)
 HELD = (new(4), ops.GroupBegin(), ops.Free((0,)))
+WIDE = Config("paged", 2400, 4)
 
 CASES = [
     (Mark.EXACT_EXHAUSTION, POOL, (new(12), new(1))),
@@ -30,6 +31,9 @@ CASES = [
     (Mark.DECODE_INSIDE_PAGE, POOL, (new(3), ops.Decode((0,)))),
     (Mark.DECODE_NEW_PAGE, POOL, (new(4), ops.Decode((0,)))),
     (Mark.DECODE_MIXED, POOL, (new(4, 3), ops.Decode((0, 1)))),
+    (Mark.WIDE_EXTEND, WIDE, (new(*[1] * 256), new(*[1] * 257))),
+    (Mark.WIDE_DECODE, WIDE, (new(*[1] * 257), ops.Decode(tuple(range(256))), ops.Decode(tuple(range(257))))),
+    (Mark.LONG_ROW, WIDE, (new(1024), new(1025))),
     (Mark.RECYCLED, POOL, (new(4), ops.Free((0,)), new(4))),
     (Mark.TAIL_FREE, POOL, (new(8), ops.Free((0,), 4))),
     (Mark.PARTLY_USED_PAGE_FREE, POOL, (new(3), ops.FreePages(0))),
@@ -68,6 +72,9 @@ def test_every_mark_has_a_case():
         (Mark.ONE_SHORT, POOL, (new(12), new(9))),  # needs 3 pages of 1: two short
         (Mark.THREE_PARTS, POOL, (new(3), ops.Extend(((0, 5),)))),  # 3 → 4 → 8: no page is started
         (Mark.THREE_PARTS, POOL, (new(3), ops.Extend(((0, 2),)))),  # 3 → 4 → 5: no whole page
+        (Mark.WIDE_EXTEND, WIDE, (new(*[1] * 256),)),
+        (Mark.WIDE_DECODE, WIDE, (new(*[1] * 257), ops.Decode(tuple(range(256))))),
+        (Mark.LONG_ROW, WIDE, (new(1024),)),
         (Mark.RECYCLED, POOL, (new(4), ops.Free((0,)), ops.Clear(), new(4))),
         (Mark.TAIL_FREE, POOL, (new(8), ops.Free((0,)))),
         (Mark.MANY_ROW_FREE, POOL, (new(4, 4), ops.Free((0, 2)))),  # the same row twice

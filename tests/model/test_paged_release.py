@@ -35,7 +35,7 @@ def test_freed_pages_return_ascending_to_the_front():
 
 def test_backwards_reverses_the_slots_and_nothing_else():
     model = scrambled()
-    call = model.apply(ops.Free((0,), backwards=True)).call
+    call = model.apply(ops.Free((0,), order=ops.BACKWARDS)).call
     assert isinstance(call, calls.FreeCall)
     assert call.slots == [6, 5, 4, 11, 10, 9, 8]
     assert model.free_pages == [1, 2, 3, 4, 5, 6]
@@ -75,8 +75,8 @@ def test_the_tail_of_a_row_can_be_freed(keep, slots, left):
         (ops.FreeSegment(0), [2, 1, 3, 4, 5, 6]),
         (ops.FreePages(0), [2, 1, 3, 4, 5, 6]),
         # Two segments are two releases to the front: [2] and then [1].
-        (ops.FreeSegments(0, 0, 1), [1, 2, 3, 4, 5, 6]),
-        (ops.FreeSegments(0, 0, 2), [2, 1, 3, 4, 5, 6]),
+        (ops.FreeSegments(0, 0, (1,)), [1, 2, 3, 4, 5, 6]),
+        (ops.FreeSegments(0, 0, (2,)), [2, 1, 3, 4, 5, 6]),
     ],
 )
 def test_segments_and_page_ids_return_in_row_order(op, free):
@@ -98,7 +98,7 @@ def test_a_segment_starts_on_a_page_and_ends_with_the_row():
 def test_segments_are_cut_at_a_page():
     model = fresh(4, 4)
     model.apply(new(14))  # pages 1 … 4
-    call = model.apply(ops.FreeSegments(0, 4, 1)).call
+    call = model.apply(ops.FreeSegments(0, 4, (1,))).call
     assert isinstance(call, calls.FreeSegmentsCall)
     # From position 4 on: one page to the first segment, the rest to the second.
     assert call.segments == [([8, 9, 10, 11], 4), ([12, 13, 14, 15, 16, 17], 8)]
@@ -109,7 +109,7 @@ def test_segments_are_cut_at_a_page():
 def test_a_segment_may_be_empty(cut, lengths):
     model = fresh(2, 4)
     model.apply(new(6))
-    call = model.apply(ops.FreeSegments(0, 0, cut)).call  # cut modulo 2 pages + 1
+    call = model.apply(ops.FreeSegments(0, 0, (cut,))).call  # cut modulo 2 pages + 1
     assert isinstance(call, calls.FreeSegmentsCall)
     assert tuple(len(slots) for slots, _ in call.segments) == lengths
     assert model.available == 8

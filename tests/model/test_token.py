@@ -50,9 +50,9 @@ def test_too_much_is_none_and_nothing_is_empty():
     ("op", "order"),
     [
         (ops.Free((0,)), [3, 1, 2]),
-        (ops.Free((0,), backwards=True), [2, 1, 3]),
+        (ops.Free((0,), order=ops.BACKWARDS), [2, 1, 3]),
         (ops.FreeSegment(0), [3, 1, 2]),
-        (ops.FreeSegments(0, 0, 1), [3, 1, 2]),
+        (ops.FreeSegments(0, 0, (1,)), [3, 1, 2]),
         (ops.FreePages(0), [3, 1, 2]),
     ],
 )
@@ -66,7 +66,8 @@ def test_every_release_goes_to_the_end_in_the_order_given(op, order):
 
 
 @pytest.mark.parametrize(
-    ("op", "staged"), [(ops.Free((2, 0, 1)), [3, 1, 2]), (ops.Free((2, 0, 1), backwards=True), [2, 1, 3])]
+    ("op", "staged"),
+    [(ops.Free((2, 0, 1)), [3, 1, 2]), (ops.Free((2, 0, 1), order=ops.BACKWARDS), [2, 1, 3])],
 )
 def test_with_need_sort_to_the_end_of_the_staged_in_the_order_given(op, staged):
     model = fresh(4, 1, "token", need_sort=True)
@@ -77,7 +78,7 @@ def test_with_need_sort_to_the_end_of_the_staged_in_the_order_given(op, staged):
 def test_free_passes_the_slots_in_row_order_or_backwards():
     model = fresh(6, 1, "token")
     model.apply(new(3, 2))
-    call = model.apply(ops.Free((1, 0), backwards=True)).call
+    call = model.apply(ops.Free((1, 0), order=ops.BACKWARDS)).call
     assert isinstance(call, calls.FreeCall)
     # Rows 1 and 0 are slots 4, 5 and 1, 2, 3; reversed as a whole, and so they return.
     assert call.slots == [3, 2, 1, 5, 4]

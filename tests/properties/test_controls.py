@@ -136,7 +136,7 @@ def test_a_hunt_is_deterministic_and_its_trace_shows_the_fault() -> None:
     trace = one.found.trace
     assert one.found.failure.step == len(trace.ops) - 1
     again = run_trace(Planted(Ticket(f":{plant.id}")), trace)
-    assert again.has(one.found.failure.fingerprint)
+    assert again.get(one.found.failure.fingerprint) is not None
 
 
 def test_another_property_is_reported_as_such() -> None:

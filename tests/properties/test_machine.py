@@ -133,7 +133,7 @@ def test_a_machine_keeps_to_its_space():
 def test_wide_pools_get_few_ops():
     """Each op there costs as much as a hundred others."""
     machine = state_machine("null")
-    run_state_machine_as_test(machine, settings=settings(FEW, max_examples=120))
+    run_state_machine_as_test(machine, settings=settings(FEW, max_examples=200))
     wide = [pair.tally for pair in machine.runs if is_wide(pair.config)]
     assert wide
     assert max(tally.checked + tally.idle for tally in wide) <= WIDE_OPS

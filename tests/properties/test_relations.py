@@ -101,14 +101,17 @@ def test_where_nothing_grows_alone_there_are_no_decodes():
         # Of 10 tokens on three pages: keep 5 rounds up to 8.
         (ops.Free((0,), 5), ops.FreeSegment(0, 8)),
         (ops.Free((0,)), ops.FreeSegment(0, 0)),
-        (ops.Free((0,), 0, True), ops.FreeSegment(0, 0)),  # the same pages, whatever the order of the slots
+        (
+            ops.Free((0,), 0, ops.BACKWARDS),
+            ops.FreeSegment(0, 0),
+        ),  # the same pages, whatever the order of the slots
         (ops.Free((0,), 9), ops.Free((0,), 9)),  # keeps all: a segment cannot say so
         (ops.FreeSegment(0, 7), ops.FreePages(0, 1)),  # rounds down to 4
         (ops.FreeSegment(0, 10), ops.FreePages(0, 2)),
         (ops.FreePages(0, 1), ops.Free((0,), 4)),
         (ops.FreePages(0, 3), ops.Free((0,), 10)),
         (ops.FreePages(0, 4), ops.Free((0,), 0)),  # 4 modulo 3 pages + 1
-        (ops.FreeSegments(0, 4, 1), ops.FreeSegments(0, 4, 1)),
+        (ops.FreeSegments(0, 4, (1,)), ops.FreeSegments(0, 4, (1,))),
     ],
 )
 def test_a_release_has_another_form(op, varied):
@@ -207,7 +210,7 @@ def test_each_relation_finds_its_offender_and_no_other_does(name, target, trace,
     assert found == dict.fromkeys(found)
     # What fails in the other trace is an ordinary failure, and that trace alone shows it.
     assert list(own.trace.ops) == other(name, *trace)
-    assert run_trace(target, own.trace).has(own.failure.fingerprint)
+    assert run_trace(target, own.trace).get(own.failure.fingerprint) is not None
 
 
 @EACH

@@ -35,8 +35,8 @@ def test_it_stops_at_a_failure_and_goes_on_behind_a_tolerable_one():
     result = run_trace(wrong, trace)
     assert [(failure.step, failure.tolerable) for failure in result.failures] == [(1, False)]
     assert result.tally.checked == 2
-    assert result.has(result.failures[0].fingerprint)
-    assert not result.has("00000000")
+    assert result.get(result.failures[0].fingerprint) is not None
+    assert result.get("00000000") is None
 
 
 def test_the_allocator_is_fresh_each_time():

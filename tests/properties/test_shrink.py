@@ -94,7 +94,7 @@ by_predicate = pytest.mark.parametrize("fails", PREDICATES, ids=lambda fails: fa
 NOISE = tuple(drawn(3).ops[:30])
 HAYSTACK = Trace(
     Config("paged", 67, 4, need_sort=True),
-    (*NOISE, new(20, 3, 1), ops.Free((1,), 2, True), ops.Extend(((0, 300),)), new(9, 9), ops.Clear(), *NOISE),
+    (*NOISE, new(20, 3, 1), ops.Free((1,), 2, 1), ops.Extend(((0, 300),)), new(9, 9), ops.Clear(), *NOISE),
     Origin("x", "seeded", 7, 8, 9),
 )
 

@@ -50,6 +50,20 @@ def language():
     return out
 
 
+@triton.jit
+def scalar_in_mask_kernel(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = (at < 3) & (tl.load(x) > 0)
+    tl.store(out + at, tl.load(x + at, mask=mask, other=-1), mask=mask | (at == 3))
+
+
+@case
+def scalar_in_a_mask():
+    out = output(4)
+    scalar_in_mask_kernel[(1,)](ints(7, 8, 9), out, BLOCK=4)
+    return out
+
+
 @triton.jit(do_not_specialize=["count"])
 def grid_kernel(out, count, BLOCK: tl.constexpr):
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)

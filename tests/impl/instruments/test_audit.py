@@ -49,6 +49,7 @@ EXPECTED: dict[str, tuple[list[list[Any]], Any]] = {
     "empty_slice": ([[READ, "source", 0, 0, 0, None]], [MISREAD]),
     # (1, 2, 3, 0, 0, 0, 0, 0) + 1, its running sums twice, and 14 + 2 * (0 + 1 + 2) + (0 + 1)
     "language": ([], [2, 5, 9, 10, 11, 12, 13, 14] * 2 + [21]),
+    "scalar_in_a_mask": ([], [7, 8, 9, -1]),
     "callable_grid": ([], [x * 100 + y * 10 + z for x in range(2) for y in range(3) for z in range(2)]),
     "atomics": ([], [10, 12, 14, 16, 5]),
     "atomics_out_of_bounds": (
