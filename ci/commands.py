@@ -171,7 +171,7 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
 
 
 def _replayed(target: str, lane: Lane, trace: Trace, times: int) -> tuple[wire.Replayed, str]:
-    """What `times` replays showed, and whose release it was. One process, or more when the device gets lost."""
+    """What `times` replays showed, and of which release. One process, or more when the device gets lost."""
     runs: list[list[Failure]] = []
     while True:
         with Worker(target, lane) as worker:

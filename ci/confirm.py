@@ -1,7 +1,7 @@
 """Confirming a failure: replayed in fresh processes, and shrunk where nobody else can be hurt.
 
-A failure that loses the device (an illegal access on a GPU) ends its process every time, so each replay and each
-candidate of the shrinker that fails costs a process; the shrinker is given few.
+A failure that loses the device (an illegal access on a GPU) ends its process every time, so each replay and
+each candidate of the shrinker that fails costs a process; the shrinker is given few.
 """
 
 from collections.abc import Iterator

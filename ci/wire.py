@@ -32,8 +32,10 @@ class RunLease(msgspec.Struct, tag=True, frozen=True):
 
 
 class Confirm(msgspec.Struct, tag=True, frozen=True):
-    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result. A failure that
-    loses the device is replayed once: there is no second time in a process."""
+    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result.
+
+    A failure that loses the device is replayed once: there is no second time in a process.
+    """
 
     trace: str
     failure: Failure

@@ -68,8 +68,10 @@ class FreeSegment:
 
 @dataclass(frozen=True, slots=True)
 class FreeSegments:
-    """`free_segments` of the same stretch as `FreeSegment`, cut at the page boundaries that `cuts` name, modulo
-    the stretch's pages; a segment between two like cuts is empty."""
+    """`free_segments` of the same stretch as `FreeSegment`.
+
+    cuts: where it is cut, in pages from its start, modulo its pages; between two like cuts is an empty segment.
+    """
 
     row: int
     start: int = 0
