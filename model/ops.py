@@ -70,7 +70,7 @@ class FreeSegment:
 class FreeSegments:
     """`free_segments` of the same stretch as `FreeSegment`.
 
-    cuts: where it is cut, in pages from its start, modulo its pages; between two like cuts is an empty segment.
+    cuts: where it is cut, in pages from its start, modulo its pages; between like cuts is an empty segment.
     """
 
     row: int
