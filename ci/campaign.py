@@ -193,8 +193,9 @@ class Campaign:
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
             new |= known is None
-            # A known failure that costs a process a candidate has been shrunk by somebody before.
-            shrink = known is None or not failure.lost
+            # Where candidates can cost a process each, a known failure is left as it is: its small trace is
+            # in the corpus.
+            shrink = known is None or lane.device == "cpu"
             confirmed = confirm(self.plan.target, lane, trace, failure, shrink=shrink)
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))

@@ -1,7 +1,8 @@
 """The command line: `kvproof fuzz | replay | shrink | targets | doctor | properties | bench`.
 
 Commands parse, call, print and choose an exit code; what they do stands elsewhere. Exit codes: 0 clean, 1 new
-failure, 2 usage or bad input, 3 infrastructure or no work, 4 only known failures, 130 stopped by Ctrl-C.
+failure, 2 usage or bad input, 3 infrastructure or no work, 4 only known failures, 130 stopped by Ctrl-C or
+SIGTERM.
 """
 
 import os
@@ -9,7 +10,7 @@ import secrets
 import signal
 import sys
 import traceback
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
@@ -152,7 +153,20 @@ def main() -> None:
     # Whoever ends us (`timeout`, a CI system), the workers end with us.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = app(standalone_mode=False)
+        status = _run()
+        print(end="", flush=True)  # what was said before a complaint
+    except OSError:  # not even a complaint can be written
+        status = InfrastructureError.exit_code
+        for stream in (sys.stdout, sys.stderr):
+            _discard(stream)
+    sys.exit(status)
+
+
+def _run() -> int:
+    """The command, whatever becomes of it, as an exit code. Raises OSError when that cannot be told."""
+    status: int
+    try:
+        status = app(prog_name="kvproof", standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         print(end="", flush=True)
@@ -168,13 +182,18 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         status = _complain("an error of kvproof itself; please report it", InfrastructureError.exit_code)
-    sys.exit(status)
+    return status
 
 
 def _output_lost(error: BaseException) -> str:
-    """Why output could not be written. What is left of it goes nowhere, or Python would try again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Why output could not be written."""
+    _discard(sys.stdout)
     return f"output cannot be written: {error.strerror if isinstance(error, OSError) else 'nobody reads it'}"
+
+
+def _discard(stream: TextIO) -> None:
+    """What is left to write there goes nowhere, or Python would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _explain(error: Any) -> int:

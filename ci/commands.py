@@ -19,7 +19,7 @@ from kvproof.corpus.format import TraceFile, encode, read
 from kvproof.corpus.known import read_known
 from kvproof.impl.targets.registry import split_name
 from kvproof.model.config import ALLOCATORS
-from kvproof.model.errors import InfrastructureError, UserError
+from kvproof.model.errors import InfrastructureError, KvproofError, UserError
 from kvproof.model.trace import Trace
 from kvproof.properties.catalogue import PROPERTIES
 from kvproof.properties.failure import Failure
@@ -74,9 +74,16 @@ def fuzz(options: FuzzOptions) -> int:
         options.longest,
     )
     known = read_known()
-    folder = fresh_folder(Path(options.out) if options.out else _default_folder(target, options.seed))
+    folder = fresh_folder(_named(options.out) or _default_folder(target, options.seed))
     with TerminalReporter(Console(), folder, _flags(options.run)) as terminal:
         return Campaign(plan, known, [FolderReporter(folder), terminal]).run()
+
+
+def _named(out: str | None) -> Path | None:
+    """What --out names, if it was given."""
+    if out == "":
+        raise UserError("--out is empty; name a place, or leave the flag out")
+    return None if out is None else Path(out)
 
 
 def _default_folder(target: str, seed: int) -> Path:
@@ -141,7 +148,7 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     is_known = {name: any(entry.covers(name, release) for entry in known) for name in first}
     status = 0 if not failed else 4 if all(is_known.values()) else 1
     if not failed and not done.checked:
-        raise InfrastructureError(f"{path}: no op of it could be run on {target} ({_counts(done.skipped)})")
+        raise _nothing_done(path, file, target, done)
     if as_json:
         failures = [{**msgspec.to_builtins(f), "fingerprint": name} for name, f in first.items()]
         report = {
@@ -170,6 +177,21 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     return status
 
 
+def _nothing_done(path: str, file: TraceFile, target: str, done: wire.Replayed) -> KvproofError:
+    """Why no call was made: the trace's fault, on any target, or this target's."""
+    if not file.trace.ops:
+        return UserError(f"{path}: has no ops, so nothing to check; give a trace that makes a call")
+    if not done.skipped:
+        return UserError(
+            f"{path}: every op of it comes to nothing (as a free does before there are rows), so nothing to"
+            " check; give a trace that makes a call"
+        )
+    return InfrastructureError(
+        f"{path}: no op of it could be run: {target} has no such call ({_counts(done.skipped)});"
+        " choose another with --target"
+    )
+
+
 def _replayed(target: str, lane: Lane, trace: Trace, times: int) -> tuple[wire.Replayed, str]:
     """What `times` replays showed, and of which release. One process, or more when the device gets lost."""
     runs: list[list[Failure]] = []
@@ -186,7 +208,7 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
     """Shrink a stored failing trace and write the smallest one."""
     file = read(Path(path))
     target, where = _trace_lane(file, options, lane)
-    destination = Path(out) if out else Path(path).with_suffix(".min.json")
+    destination = _named(out) or Path(path).with_suffix(".min.json")
     if destination.exists():
         raise UserError(f"{destination} is there already; name another file with --out")
     done, _ = _replayed(target, where, file.trace, 1)
@@ -224,7 +246,7 @@ def properties(*, as_json: bool) -> int:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} x{count}" for name, count in counts.items()) or "nothing skipped"
+    return ", ".join(f"{name} x{count}" for name, count in counts.items())
 
 
 def _say(text: str) -> None:

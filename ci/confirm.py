@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from kvproof.ci import wire
 from kvproof.ci.process import Worker
 from kvproof.model.trace import Trace
@@ -19,14 +21,14 @@ from kvproof.properties.shrink import Shrinker
 REPLAYS: Final = 3
 SHRINK_RUNS: Final = 4000
 _SHRINK_RUNS_LOST: Final = 60
+_MOST_LOST: Final = 8
+"""Candidates that may lose the device before an ordinary failure is reported as small as it then is."""
 
 
 def confirm(target: str, lane: Lane, trace: Trace, failure: Failure, *, shrink: bool) -> wire.Confirmed:
     """Replay `REPLAYS` times in a fresh process (one process each when the device is lost), and shrink."""
     if not failure.lost:
-        most_runs = SHRINK_RUNS if shrink else 0
-        with Worker(target, lane) as worker:
-            return worker.ask(wire.Confirm(wire.text_of(trace), failure, REPLAYS, most_runs), wire.Confirmed)
+        return _confirm_ordinary(target, lane, wire.text_of(trace), failure, shrink=shrink)
     runner = _Runner(target, lane, failure)
     with runner.closing():
         failed = sum(runner.step(trace) is not None for _ in range(REPLAYS))
@@ -37,6 +39,26 @@ def confirm(target: str, lane: Lane, trace: Trace, failure: Failure, *, shrink: 
         failed_small = sum(runner.step(small) is not None for _ in range(REPLAYS)) if runs else failed
     last = replace(failure, step=len(small.ops) - 1) if failed else None
     return wire.Confirmed(failed, REPLAYS, wire.text_of(small), last, None, runs, failed_small)
+
+
+def _confirm_ordinary(
+    target: str, lane: Lane, text: str, failure: Failure, *, shrink: bool
+) -> wire.Confirmed:
+    """In one process, or in several when a candidate of the shrinker loses the device by another failure."""
+    avoid: list[str] = []
+    failed: int | None = None
+    runs = 0
+    while True:
+        most_runs = SHRINK_RUNS if shrink and len(avoid) <= _MOST_LOST else 0
+        request = wire.Confirm(text, failure, REPLAYS, most_runs, tuple(avoid))
+        with Worker(target, lane) as worker:
+            done = worker.ask(request, wire.Confirmed)
+        runs += done.runs
+        failed = done.failed if failed is None else failed
+        if not done.lost:
+            return msgspec.structs.replace(done, failed=failed, runs=runs)
+        avoid.append(done.lost_by)
+        text = done.trace
 
 
 class _Runner:

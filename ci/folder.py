@@ -16,7 +16,7 @@ import msgspec
 from kvproof.ci import wire
 from kvproof.ci.events import Event, FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
 from kvproof.corpus.format import Evidence, TraceFile, encode
-from kvproof.model.errors import InfrastructureError
+from kvproof.model.errors import InfrastructureError, UserError
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 
@@ -36,13 +36,18 @@ def evidence(failure: Failure, times: str = "") -> Evidence:
 
 def fresh_folder(wanted: Path) -> Path:
     """The folder, made; under a number behind its name when it holds something already. Nothing is
-    overwritten. Raises InfrastructureError when it cannot be made."""
+    overwritten. Raises UserError when no folder can have that name, InfrastructureError when it cannot be
+    made."""
     try:
         for number in range(1, 10_000):
+            if number > 1 and wanted.name in ("", ".."):
+                raise UserError(f"--out {wanted}: it holds something already; name a folder to be made")
             folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
             folder.mkdir(parents=True, exist_ok=True)
             if not any(folder.iterdir()):
                 return folder
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"--out {wanted}: a file is in the way; name a folder, new or empty") from None
     except OSError as error:
         raise InfrastructureError(f"--out {wanted}: cannot be written: {error.strerror or error}") from None
     raise InfrastructureError(f"--out {wanted}: ten thousand results lie there; choose another folder")
@@ -108,6 +113,7 @@ class FolderReporter:
             "hypothesis": version("hypothesis"),
             "kvproof": version("kvproof"),
         }
-        started = None if self._started is None else msgspec.to_builtins(self._started)
+        # Capabilities hold sets, which Python orders anew in every process.
+        started = msgspec.to_builtins(self._started, order="deterministic")
         summary = {"plan": started, "machine": machine, "result": asdict(event)}
         (self.folder / "campaign.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")

@@ -106,9 +106,10 @@ class TerminalReporter:
         self._print(f"{state}  {heading(failure)}", style="bold yellow" if event.known else "bold red")
         if event.known is not None:
             self._print(f"judged     {event.known}")
+        shrunk = f"{confirmed.failed_small} of {confirmed.times} as shrunk in {confirmed.runs} runs"
         self._print(
             f"seen       {event.seen} times; fails {confirmed.failed} of {confirmed.times} in a fresh"
-            f" process, {confirmed.failed_small} of {confirmed.times} as shrunk in {confirmed.runs} runs"
+            f" process, {shrunk if confirmed.runs else 'not shrunk'}"
         )
         for line in failure_lines(
             trace, failure, confirmed.maps, f"kvproof replay {quote(str(path))}{self._flags}"

@@ -34,13 +34,15 @@ class RunLease(msgspec.Struct, tag=True, frozen=True):
 class Confirm(msgspec.Struct, tag=True, frozen=True):
     """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result.
 
-    A failure that loses the device is replayed once: there is no second time in a process.
+    A failure that loses the device is replayed once: there is no second time in a process. avoid: candidates
+    that are known to lose it.
     """
 
     trace: str
     failure: Failure
     times: int
     most_runs: int
+    avoid: tuple[str, ...] = ()
 
 
 class Replay(msgspec.Struct, tag=True, frozen=True):
@@ -97,7 +99,8 @@ class LeaseDone(msgspec.Struct, tag=True, frozen=True):
 
 class Confirmed(msgspec.Struct, tag=True, frozen=True):
     """failed of times: replays of the trace as found. trace: the smallest; runs: candidates tried.
-    failed_small: replays of it that failed. failure, maps: of the smallest; None when it never came again."""
+    failed_small: replays of it that failed. lost: the worker ends with this; lost_by: the candidate to blame,
+    `trace` being the smallest so far. failure, maps: of the smallest; None when it never came again."""
 
     failed: int
     times: int
@@ -107,6 +110,7 @@ class Confirmed(msgspec.Struct, tag=True, frozen=True):
     runs: int = 0
     failed_small: int = 0
     lost: bool = False
+    lost_by: str = ""
 
 
 class Replayed(msgspec.Struct, tag=True, frozen=True):

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from kvproof.ci import wire
+from kvproof.ci import lifeline, wire
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
 from kvproof.model.errors import KvproofError
@@ -27,6 +27,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command line's to handle
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    lifeline.hold(sys.stdin.fileno())
     target: Target | None = None
     for line in sys.stdin.buffer:
         try:
@@ -93,7 +94,11 @@ def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
         return wire.Confirmed(0, request.times, request.trace)
     small, runs = trace, 0
     if request.most_runs:
-        small, runs = replay.shrink(target, trace, failure, most_runs=request.most_runs)
+        avoid = [wire.trace_of(text) for text in request.avoid]
+        small, runs, lost_by = replay.shrink(target, trace, failure, most_runs=request.most_runs, avoid=avoid)
+        if lost_by is not None:
+            text, by = wire.text_of(small), wire.text_of(lost_by)
+            return wire.Confirmed(failed, request.times, text, failure, runs=runs, lost=True, lost_by=by)
     finds = [replay.find(target, small, failure) for _ in range(request.times)]
     last = next((found for found in finds if found is not None), failure)
     failed_small = sum(found is not None for found in finds)

@@ -5,6 +5,7 @@ missing, mistyped, too large or of another version is refused with the file's na
 The shape follows from the dataclasses of `kvproof.model`, so there is no second list of ops to keep.
 """
 
+import stat
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, Union
@@ -21,6 +22,11 @@ FORMAT_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 32 << 20
 MAX_OPS: Final = 1_000_000
 MAX_NUMBER: Final = 1 << 40
+MAX_ENTRIES: Final = 10_000
+"""Rows, or other entries, that one op may name. Varied, a batch becomes as many calls as it has rows, each
+with a look at the whole pool after it: 200,000 rows are minutes of work hidden in one op. The generator stays
+below: its wide traces have 8 ops of at most 1025 new rows, so 8200 rows to decode; others have hundreds. The
+sum over all ops is left to the file's size: 100,000 honest ops name as many rows as that one."""
 
 OUTCOME_WORDS: Final = {
     Outcome.OOM: "None",
@@ -122,9 +128,7 @@ def encode(file: TraceFile) -> bytes:
 def decode(data: bytes, name: str) -> TraceFile:
     """The trace in these bytes. Raises UserError naming the file and the field."""
     if len(data) > MAX_FILE_BYTES:
-        raise UserError(
-            f"{name}: {len(data)} bytes is more than a trace may have ({MAX_FILE_BYTES}); is it a trace?"
-        )
+        raise UserError(f"{name}: larger than a trace may be ({MAX_FILE_BYTES} bytes); is it a trace?")
     try:
         version = msgspec.json.decode(data, type=_Versioned).format
         if version != FORMAT_VERSION:
@@ -145,13 +149,18 @@ def decode(data: bytes, name: str) -> TraceFile:
 
 
 def read(path: Path) -> TraceFile:
-    """The trace in this file. Raises UserError when it cannot be read or is not one."""
+    """The trace in this file. Raises UserError when it cannot be read or is not one.
+
+    Regular files only: a device may never end, and a named pipe may never begin.
+    """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path}: larger than a trace may be ({MAX_FILE_BYTES} bytes); is it a trace?")
-        return decode(path.read_bytes(), str(path))
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: cannot be read: it is a folder, a pipe or a device; name a trace file")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)  # what a file says of its size need not be so
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return decode(data, str(path))
 
 
 def _check_bounds(trace: Trace, name: str) -> None:
@@ -165,7 +174,13 @@ def _check_bounds(trace: Trace, name: str) -> None:
         if isinstance(op, Misuse) and op.kind not in MISUSES:
             raise UserError(f"{name}: $.ops[{index}].kind is {op.kind!r}; known: {', '.join(MISUSES)}")
         for entry in fields(op):
-            if not _small(getattr(op, entry.name)):
+            value = getattr(op, entry.name)
+            if isinstance(value, tuple) and len(value) > MAX_ENTRIES:
+                raise UserError(
+                    f"{name}: $.ops[{index}].{entry.name} has {len(value)} entries, more than {MAX_ENTRIES}; "
+                    "spread them over several ops"
+                )
+            if not _small(value):
                 raise UserError(f"{name}: $.ops[{index}].{entry.name} holds a number beyond 2**40")
 
 

@@ -1,5 +1,8 @@
 """Replaying: does this trace still fail on this target, and does it fail every time?"""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from kvproof.impl.targets.protocol import Target
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
@@ -26,10 +29,14 @@ def replay(target: Target, trace: Trace, *, relations: bool = True, misuse_fails
     return result
 
 
+def attempt(target: Target, trace: Trace, failure: Failure) -> Result:
+    """Run a trace in the way in which this failure was found."""
+    return replay(target, trace, relations=is_relation(failure.op), misuse_fails=is_misuse(failure))
+
+
 def find(target: Target, trace: Trace, failure: Failure) -> Failure | None:
     """The failure with the same fingerprint when the trace is run again, or None."""
-    result = replay(target, trace, relations=is_relation(failure.op), misuse_fails=is_misuse(failure))
-    return result.get(failure.fingerprint)
+    return attempt(target, trace, failure).get(failure.fingerprint)
 
 
 def is_misuse(failure: Failure) -> bool:
@@ -37,12 +44,33 @@ def is_misuse(failure: Failure) -> bool:
     return failure.op == "Misuse"
 
 
-def shrink(target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4000) -> tuple[Trace, int]:
-    """The smallest trace with the same fingerprint, and how many runs it took."""
+class Shrunk(NamedTuple):
+    """What shrinking came to.
+
+    trace: the smallest found, in `runs` runs. lost_by: a candidate that took the device with it, by another
+    failure than the one sought; nothing was tried behind it.
+    """
+
+    trace: Trace
+    runs: int
+    lost_by: Trace | None = None
+
+
+def shrink(
+    target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4000, avoid: Sequence[Trace] = ()
+) -> Shrunk:
+    """The smallest trace with the same fingerprint. avoid: candidates not to run."""
+    lost_by: Trace | None = None
 
     def reproduce(candidate: Trace) -> int | None:
-        again = find(target, candidate, failure)
+        nonlocal lost_by
+        if lost_by is not None or candidate in avoid:
+            return None
+        result = attempt(target, candidate, failure)
+        again = result.get(failure.fingerprint)
+        if result.lost and again is None:
+            lost_by = candidate
         return None if again is None else again.step
 
     shrinker = Shrinker(reproduce, trace, most_runs=most_runs)
-    return shrinker.shrink(), shrinker.runs
+    return Shrunk(shrinker.shrink(), shrinker.runs, lost_by)

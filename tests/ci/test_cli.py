@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -116,7 +117,9 @@ def test_help_tells_the_exit_codes(call):
         ("nonsense", "No such command 'nonsense'. (see `kvproof --help`)"),
         ("replay", "Missing argument 'TRACE'"),
         ("replay nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
-        ("replay .", ".: cannot be read: Is a directory"),
+        ("replay .", ".: cannot be read: it is a folder, a pipe or a device; name a trace file"),
+        ("replay /dev/zero", "/dev/zero: cannot be read: it is a folder, a pipe or a device"),
+        ("shrink /dev/zero", "/dev/zero: cannot be read: it is a folder, a pipe or a device"),
         ("replay damaged.json", "damaged.json: not a valid trace: "),
         ("replay binary.json", "binary.json: not a valid trace: "),
         ("replay version.json", "version.json: format 9 is not known, only 1"),
@@ -131,6 +134,10 @@ def test_help_tells_the_exit_codes(call):
             "nobody.json is there already; name another file with --out",
         ),
         ("shrink nowhere.json", "nowhere.json: cannot be read"),
+        ("shrink nobody.json -t null --out=", "--out is empty; name a place, or leave the flag out"),
+        ("fuzz -t null --device cpu --out=", "--out is empty; name a place, or leave the flag out"),
+        ("fuzz -t null --device cpu --out nobody.json", "--out nobody.json: a file is in the way"),
+        ("fuzz -t null --device cpu --out nobody.json/out", "--out nobody.json/out: a file is in the way"),
         ("bench harness --ops 1", "'--ops'"),
     ],
 )
@@ -154,11 +161,10 @@ def test_bad_input_is_one_line_and_2(call, tmp_path, line, message):
 # --- the machine's fault: exit 3, one line ---------------------------------------------------------
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_3(call, tmp_path):
-    (tmp_path / "file").touch()
-    status, _, err = call("fuzz", "-t", "null", "--device", "cpu", "--out", "file/out")
+def test_a_folder_that_cannot_be_written_is_one_line_and_3(call):
+    status, _, err = call("fuzz", "-t", "null", "--device", "cpu", "--out", "/proc/kvproof")
     assert status == 3
-    assert err == "kvproof: --out file/out: cannot be written: Not a directory\n"
+    assert err == "kvproof: --out /proc/kvproof: cannot be written: No such file or directory\n"
 
 
 def test_an_error_of_our_own_is_not_taken_for_a_failure_of_the_target(call, monkeypatch):
@@ -172,11 +178,12 @@ def test_an_error_of_our_own_is_not_taken_for_a_failure_of_the_target(call, monk
     assert err.endswith("kvproof: an error of kvproof itself; please report it\n")
 
 
-def test_a_trace_whose_every_op_is_skipped_is_no_pass(tmp_path):
+def test_a_trace_whose_every_op_comes_to_nothing_is_no_pass(tmp_path):
     (tmp_path / "t.json").write_bytes(encode(TraceFile(Trace(Config("paged", 16, 4), (ops.GroupEnd(),)))))
     done = run("replay", "t.json", "-t", "null", "--device", "cpu", cwd=tmp_path)
-    assert done.returncode == 3
-    assert done.stderr == "kvproof: t.json: no op of it could be run on null (nothing skipped)\n"
+    assert done.returncode == 2
+    assert one_line(done.stderr)
+    assert "t.json: every op of it comes to nothing" in done.stderr
 
 
 @pytest.mark.parametrize("sink", ["full disk", "closed pipe"])
@@ -200,6 +207,24 @@ def test_output_that_goes_nowhere_is_neither_success_nor_failure(tmp_path, sink)
     assert done.returncode == 3
     assert "output cannot be written" in done.stderr
     assert one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("replay", "nowhere.json"), ("nonsense",), ("properties",)], ids=" ".join
+)
+def test_a_complaint_that_nobody_reads_is_no_failure_of_the_target(tmp_path, arguments):
+    """As of `kvproof … 2>&1 | true`."""
+    import subprocess
+
+    from tests.ci.local import COMMAND
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *arguments], stdout=writer, stderr=writer, cwd=tmp_path, timeout=60, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 3
 
 
 # --- properties ------------------------------------------------------------------------------------
@@ -315,6 +340,44 @@ def test_a_run_that_is_stopped_ends_with_130_and_leaves_no_process(tmp_path, how
     assert all(json.loads(line) for line in verdicts.read_text().splitlines())
 
 
+ENDLESS = """
+import pathlib
+from kvproof.impl.targets.null import Null
+
+class Theirs(Null):
+    name = release = "theirs"
+
+    def build(self, config):
+        pathlib.Path("busy").touch()
+        while True:
+            pass
+"""
+
+
+def test_no_worker_outlives_a_command_line_that_is_killed(tmp_path):
+    """Busy workers as well: nobody is left who could end them."""
+    (tmp_path / "t.json").write_bytes(encode(TraceFile(Trace(Config("token", 4, 1), (ops.Alloc(1),)))))
+    command = ("replay", "t.json", "-t", "theirs", "--device", "cpu")
+    process = start(*command, cwd=tmp_path, **third_party(tmp_path, ENDLESS))
+    workers: list[int] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "busy").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = children(process.pid)
+        assert workers
+        process.kill()
+        process.communicate(timeout=30)
+        deadline = time.monotonic() + 20
+        while any(map(alive, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not [pid for pid in workers if alive(pid)]
+    finally:
+        process.kill()
+        for pid in filter(alive, workers):
+            os.kill(pid, signal.SIGKILL)
+
+
 DEADLY = """
 import os, signal
 from kvproof.impl.targets.null import Null
@@ -354,6 +417,18 @@ def test_a_worker_that_dies_ends_the_run_with_3_and_the_lease_to_try_again(tmp_p
     )
     assert workers
     assert not [pid for pid in workers if alive(pid)]
+
+
+@pytest.mark.parametrize("spec", ["==", "==../../x", "@", "@/nonexistent", ":x"])
+def test_what_names_no_sglang_is_one_line_and_2(tmp_path, spec):
+    done = run("fuzz", "-t", f"sglang{spec}", "--leases", "1", *SEEDED, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (2, "")
+    assert one_line(done.stderr)
+
+
+def test_the_readme_names_both_signals_that_stop_a_run():
+    readme = Path(__file__).parents[2] / "README.md"
+    assert "| 130 | stopped by Ctrl-C or SIGTERM |" in readme.read_text(encoding="utf-8")
 
 
 def test_the_entry_point_is_main():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kvproof.ci import commands
 from kvproof.ci.commands import RunOptions, replay, shrink
 from kvproof.corpus.format import TraceFile, encode, read
 from kvproof.corpus.known import Known
+from kvproof.impl.targets.null import Null
 from kvproof.impl.targets.planted.target import Planted
 from kvproof.impl.targets.protocol import Ticket
 from kvproof.model import ops
@@ -102,9 +104,29 @@ def test_accepted_misuse_is_a_failure_with_its_own_line(capsys):
     assert "\naccepted   double-free: " in out
 
 
-def test_a_trace_that_makes_no_call_is_no_pass():
-    with pytest.raises(InfrastructureError, match="no op of it could be run on null"):
-        replay(stored(Trace(POOL, (ops.GroupEnd(),))), NULL, None, 1, as_json=False)
+@pytest.mark.parametrize(
+    ("trace", "what"),
+    [((), "has no ops"), ((ops.GroupEnd(), ops.Free((0,))), "every op .* comes to nothing")],
+)
+def test_a_trace_that_makes_no_call_is_bad_input(trace, what):
+    with pytest.raises(UserError, match=rf"^t\.json: {what}.*; give a trace that makes a call$"):
+        replay(stored(Trace(POOL, trace)), NULL, None, 1, as_json=False)
+
+
+def test_a_trace_of_calls_that_the_target_lacks_is_no_pass(monkeypatch):
+    """Nor is the trace at fault: other targets have them."""
+    lacking = dataclasses.replace(Null.capabilities, lacks=frozenset({"Alloc"}))
+    monkeypatch.setattr(Null, "capabilities", lacking)
+    trace = Trace(POOL, (ops.Alloc(1), ops.Alloc(2), ops.GroupEnd()))
+    with pytest.raises(InfrastructureError, match=r"null has no such call \(Alloc x2\); choose another"):
+        replay(stored(trace), NULL, None, 1, as_json=False)
+
+
+@pytest.mark.parametrize("out", ["", "t.json", "."])
+def test_shrinking_needs_a_file_to_be_made(out):
+    with pytest.raises(UserError, match="--out"):
+        shrink(stored(), OWN, None, None, out)
+    assert LocalWorker.made == []
 
 
 def test_a_trace_of_nobody_needs_a_target():

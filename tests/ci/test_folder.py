@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,11 +18,13 @@ from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
 from kvproof.corpus.format import Evidence, read
 from kvproof.impl.targets.null import Null
 from kvproof.model.config import Config
-from kvproof.model.errors import InfrastructureError
+from kvproof.model.errors import InfrastructureError, UserError
+from kvproof.model.ops import MISUSES
 from kvproof.model.trace import Origin, Trace
 from kvproof.properties.failure import Failure
 from tests.model.strategies import new
 
+ROOT = Path(__file__).parents[2]
 FAILURE = Failure("P1", "Extend", "paged", "x", 1, "as found")
 SMALL = Failure("P1", "Extend", "paged", "x", 0, "as shrunk")
 TRACE = Trace(Config("paged", 16, 4), (new(1), new(2)), Origin("null", "seeded", 1, 0, 0))
@@ -26,7 +33,8 @@ DONE = wire.LeaseDone(
     0, "seeded", 1, 0, 2, 0, {}, {}, {"REFUSAL": 1}, {FAILURE.fingerprint: 4},
     [wire.FoundLine(FAILURE, wire.text_of(TRACE))],
 )  # fmt: skip
-READY = wire.Ready("null", "null", "model", Null.capabilities, ())
+PROMISES = dataclasses.replace(Null.capabilities, refuses=frozenset(MISUSES), lacks=frozenset("edcba"))
+READY = wire.Ready("null", "null", "model", PROMISES, ())
 STARTED = Started("null", {"seeded": READY}, ("paged",), 1, 1, ("canary",))
 
 
@@ -52,11 +60,27 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 def test_what_cannot_be_made_is_the_machines_fault(tmp_path):
-    (tmp_path / "file").touch()
-    for wanted in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        with pytest.raises(InfrastructureError, match=r"--out .*: cannot be written: ") as caught:
-            fresh_folder(wanted)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(InfrastructureError, match=r"--out .*: cannot be written: ") as caught:
+        fresh_folder(tmp_path / ("x" * 300))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_file_in_the_way_is_bad_input(tmp_path, name):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=rf"--out .*{name}: a file is in the way; name a folder"):
+        fresh_folder(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_full_folder_without_a_name_of_its_own_is_bad_input(tmp_path, monkeypatch, name):
+    """There is nothing to put a number behind."""
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    (tmp_path / "below" / "mine").touch()
+    with pytest.raises(UserError, match="holds something already; name a folder to be made"):
+        fresh_folder(Path(name))
 
 
 # --- what is in it ---------------------------------------------------------------------------------
@@ -73,6 +97,7 @@ def test_a_verdict_is_one_line_without_times(tmp_path):
         "lease": 0,
         "lane": "seeded",
         "allocator": "paged",
+        "lost": False,
         "traces": 1,
         "relations": 0,
         "checked": 2,
@@ -131,6 +156,31 @@ def test_the_summary_holds_plan_machine_and_result(tmp_path):
     assert set(summary["machine"]) == {"python", "torch", "triton", "hypothesis", "kvproof"}
     assert summary["result"]["exit_code"] == 4
     assert summary["result"]["checked"] == {"paged/seeded": 3}
+
+
+SUMMARY = """
+import sys
+from pathlib import Path
+from tests.ci.test_folder import STARTED, Finished, FolderReporter
+reporter = FolderReporter(Path(sys.argv[1]))
+reporter.report(STARTED)
+reporter.report(Finished(0, 1.5, 2))
+"""
+
+
+def test_the_summary_has_the_same_bytes_in_every_process(tmp_path):
+    """Sets of words are ordered by a hash that each process salts anew."""
+    written = set()
+    for salt in ("1", "2", "3"):
+        folder = tmp_path / salt
+        folder.mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": salt}
+        subprocess.run([sys.executable, "-c", SUMMARY, str(folder)], env=environment, cwd=ROOT, check=True)
+        written.add((folder / "campaign.json").read_bytes())
+    (summary,) = written
+    capabilities = json.loads(summary)["plan"]["ready"]["seeded"]["capabilities"]
+    assert capabilities["refuses"] == sorted(PROMISES.refuses)
+    assert capabilities["lacks"] == sorted(PROMISES.lacks)
 
 
 def test_a_disk_that_refuses_is_told_in_one_line(tmp_path):

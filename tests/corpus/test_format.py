@@ -6,6 +6,7 @@ The literal bytes below were written by hand from the format's description and p
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kvproof.model.config import Config
 from kvproof.model.errors import UserError
 from kvproof.model.ops import OP_TYPES
 from kvproof.model.trace import Origin, Trace
+from kvproof.properties import generate, space
 from tests.model.strategies import configs, op_lists
 
 PINNED = b"""{
@@ -201,9 +203,32 @@ def test_too_many_ops(monkeypatch):
         decode(PINNED, "a.json")
 
 
+def test_an_op_that_names_too_many(monkeypatch):
+    """In whatever field; the bound itself is allowed."""
+    named = {
+        "entries": ops.Extend(((-1, 1),) * 5),
+        "rows": ops.Free((1,) * 5),
+        "cuts": ops.FreeSegments(0, 0, (1,) * 5),
+    }
+    for field, op in named.items():
+        data = encode(TraceFile(Trace(Config("paged", 16, 4), (ops.Clear(), op))))
+        monkeypatch.setattr(trace_format, "MAX_ENTRIES", 5)
+        assert decode(data, "a.json").trace.ops[1] == op
+        monkeypatch.setattr(trace_format, "MAX_ENTRIES", 4)
+        with pytest.raises(UserError, match=rf"^a\.json: \$\.ops\[1\]\.{field} has 5 entries, more than 4; "):
+            decode(data, "a.json")
+
+
+def test_the_bound_is_far_below_minutes_and_above_the_generator():
+    """Rows that the ops of a wide trace have opened may all be decoded at once."""
+    assert space.WIDE_OPS * max(generate._WIDE_BATCHES) <= trace_format.MAX_ENTRIES <= 10_000
+    long = Trace(Config("paged", 16, 4), (ops.Extend(((-1, 1), (0, 2))), ops.Decode((0, 1))) * 50_000)
+    assert decode(encode(TraceFile(long)), "x").trace == long
+
+
 def test_too_many_bytes(monkeypatch, tmp_path):
     monkeypatch.setattr(trace_format, "MAX_FILE_BYTES", len(PINNED) - 1)
-    with pytest.raises(UserError, match=r"^a\.json: \d+ bytes is more than"):
+    with pytest.raises(UserError, match=r"^a\.json: larger than a trace may be"):
         decode(PINNED, "a.json")
     path = tmp_path / "big.json"
     path.write_bytes(PINNED)
@@ -215,6 +240,24 @@ def test_reading_a_file(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(PINNED)
     assert read(path) == FILE
+
+
+def test_only_a_regular_file_is_read(tmp_path):
+    """A device may never end, and opening a pipe waits for somebody to write."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), Path("/dev/null"), tmp_path):
+        with pytest.raises(
+            UserError, match="cannot be read: it is a folder, a pipe or a device; name a trace"
+        ):
+            read(path)
+
+
+def test_what_a_file_says_of_its_size_is_not_believed(monkeypatch):
+    """Files of /proc say 0."""
+    monkeypatch.setattr(trace_format, "MAX_FILE_BYTES", 10)
+    with pytest.raises(UserError, match=r"^/proc/self/status: larger than a trace may be"):
+        read(Path("/proc/self/status"))
 
 
 @pytest.mark.parametrize("name", ["absent.json", "."])

@@ -92,7 +92,7 @@ def test_a_shrunk_trace_shows_the_same_failure():
         Config("paged", 64, 4, need_sort=True), (new(7), ops.Free((0,)), new(5, 9), ops.Decode((0,)))
     )
     (failure,) = replay(FORGETS, longer).failures
-    small, runs = shrink(FORGETS, longer, failure)
+    small, runs, _ = shrink(FORGETS, longer, failure)
     assert (small.config, small.ops) == (Config("paged", 1, 1), (new(1),))
     assert runs > 1
     again = find(FORGETS, small, failure)
@@ -102,4 +102,4 @@ def test_a_shrunk_trace_shows_the_same_failure():
 
 def test_a_failure_that_never_comes_again_is_not_shrunk():
     other = Failure("P3", "Extend", "paged", "padding-page", 0, "m")
-    assert shrink(FORGETS, CLEAN, other) == (CLEAN, 1)
+    assert shrink(FORGETS, CLEAN, other) == (CLEAN, 1, None)

@@ -18,7 +18,7 @@ import torch
 
 from kvproof.impl.targets.instruments import interpreter_on, process_watch
 from kvproof.impl.targets.protocol import Capabilities, State, Ticket
-from kvproof.impl.targets.sglang.errors import SglangUnavailable
+from kvproof.impl.targets.sglang.errors import SglangUnavailable, UnknownSglang
 from kvproof.impl.targets.sglang.load import LoadedSglang, load
 from kvproof.impl.targets.tensors import Surface, TensorSubject, free_list_name
 from kvproof.model.config import ALLOCATORS, Config
@@ -41,6 +41,8 @@ class Sglang:
         self.name = f"sglang{ticket.spec}"
         try:
             self._loaded: LoadedSglang = load(self.name)
+        except UnknownSglang as error:
+            raise UserError(str(error)) from None
         except SglangUnavailable as error:
             raise InfrastructureError(str(error)) from None
         if self.name == "sglang":

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from .errors import SglangUnavailable
+from .errors import SglangUnavailable, UnknownSglang
 from .releases import check_version
 
 _PIP_TIMEOUT_S = 900
@@ -61,7 +61,8 @@ def _holds_package(root: Path) -> bool:
 def fetch(version: str) -> Path:
     """The folder of the release, fetched unless it is in the cache.
 
-    Raises `SglangUnavailable` with one line that names cause and remedy.
+    Raises `SglangUnavailable` with one line that names cause and remedy; `UnknownSglang` when there is no
+    such release.
     """
     if (found := cached(version)) is not None:
         return found
@@ -119,7 +120,12 @@ def _download(version: str, work: Path) -> Path:
             return wheels[0]
         if not _lacks_wheel(result):
             raise SglangUnavailable(f"sglang {version} cannot be fetched: {_cause(result)}")
-    raise SglangUnavailable(
+    if not _lists_versions(result):
+        raise SglangUnavailable(
+            f"sglang {version} cannot be fetched: the registry has no wheel of any release; "
+            "check PIP_INDEX_URL"
+        )
+    raise UnknownSglang(
         f"sglang {version} cannot be fetched: the registry has no wheel of it; "
         "check the number (kvproof targets lists the supported ones)"
     )
@@ -146,10 +152,15 @@ def _lacks_wheel(result: subprocess.CompletedProcess[str]) -> bool:
 
 def _no_network(result: subprocess.CompletedProcess[str]) -> bool:
     # pip ends with "No matching distribution" also when it never reached the registry; its complaints tell.
-    if re.search(r"from versions: (?!none)", result.stderr):
+    if _lists_versions(result):
         return False
     complaints = r"Retrying \(|NewConnectionError|NameResolutionError|connection broken|timed out|SSLError"
     return re.search(complaints, result.stderr) is not None
+
+
+def _lists_versions(result: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the registry was reached and named releases that it has."""
+    return re.search(r"from versions: (?!none)", result.stderr) is not None
 
 
 def _cause(result: subprocess.CompletedProcess[str]) -> str:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from . import fetch, standins
-from .errors import SglangUnavailable
+from .errors import SglangUnavailable, UnknownSglang
 from .isolation import quiet_import
 from .releases import Layout, check_version, layout_of
 
@@ -73,7 +73,8 @@ def load(spec: str) -> LoadedSglang:
     """The allocator classes of the SGLang that `spec` names, loaded once per process.
 
     Raises `SglangUnavailable` when it cannot be fetched, found or imported (with the first cause and its
-    place in SGLang), and when this process already holds a different SGLang.
+    place in SGLang), and when this process already holds a different SGLang; `UnknownSglang` when `spec` is
+    at fault.
     """
     global _loaded
     root = _root_of(spec)
@@ -97,8 +98,8 @@ def _root_of(spec: str) -> Path:
     if spec.startswith("sglang=="):
         return fetch.fetch(check_version(spec.removeprefix("sglang=="))).resolve()
     if spec.startswith("sglang@"):
-        return _checkout_root(Path(spec.removeprefix("sglang@")).expanduser())
-    raise SglangUnavailable(f"{spec!r:.80} names no SGLang; write sglang, sglang==VERSION or sglang@PATH")
+        return _checkout_root(spec.removeprefix("sglang@"))
+    raise UnknownSglang(f"{spec!r:.80} names no SGLang; write sglang, sglang==VERSION or sglang@PATH")
 
 
 def _importable_root() -> Path:
@@ -110,11 +111,18 @@ def _importable_root() -> Path:
     return Path(found.origin).resolve().parent.parent
 
 
-def _checkout_root(path: Path) -> Path:
-    for root in (path / "python", path):
-        if (root / "sglang" / "__init__.py").is_file():
-            return root.resolve()
-    raise SglangUnavailable(
+def _checkout_root(name: str) -> Path:
+    if not name:  # the working folder, to pathlib; nobody means that
+        raise UnknownSglang("sglang@ names no folder; write sglang@PATH, the path of a source checkout")
+    try:
+        path = Path(name).expanduser()
+        for root in (path / "python", path):
+            if (root / "sglang" / "__init__.py").is_file():
+                return root.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home
+        words = error.strerror if isinstance(error, OSError) else error
+        raise UnknownSglang(f"{name} cannot be read: {words}; name the path of a source checkout") from None
+    raise UnknownSglang(
         f"{path} is no SGLang checkout: "
         f"neither {path / 'python' / 'sglang'} nor {path / 'sglang'} is a package"
     )

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import SglangUnavailable
+from .errors import UnknownSglang
 
 # One or more for every row of the layout table; all of them are loaded by the tests of the sweep.
 SUPPORTED: tuple[str, ...] = (
@@ -91,7 +91,7 @@ LAYOUTS: tuple[Layout, ...] = (
 def check_version(version: str) -> str:
     """`version` itself when it is a plausible release number, as `0.5.23` or `0.4.9.post6`; else an error."""
     if _VERSION.fullmatch(version) is None:
-        raise SglangUnavailable(f"{version!r:.80} is not a release number of SGLang; write one like {NEWEST}")
+        raise UnknownSglang(f"{version!r:.80} is not a release number of SGLang; write one like {NEWEST}")
     return version
 
 
@@ -100,7 +100,7 @@ def layout_of(package: Path) -> Layout:
     for layout in LAYOUTS:
         if (package / layout.marker).is_file():
             return layout
-    raise SglangUnavailable(
+    raise UnknownSglang(
         f"{package} holds none of the allocator layouts known here "
         f"({', '.join(layout.row for layout in LAYOUTS)}); use one of the releases {', '.join(SUPPORTED)}"
     )

@@ -166,6 +166,25 @@ def test_a_release_that_cannot_be_loaded_is_the_machines_fault(monkeypatch):
         Sglang(Ticket("==9.9"))
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("==", "'' is not a release number of SGLang; write one like "),
+        ("==../../x", "'../../x' is not a release number of SGLang; write one like "),
+        ("@", "sglang@ names no folder; write sglang@PATH"),
+        ("@/nonexistent", "/nonexistent is no SGLang checkout: "),
+        ("@~nobody-of-that-name/x", "~nobody-of-that-name/x cannot be read: "),
+        ("@" + "x" * 5000, "cannot be read: File name too long; name the path of a source checkout"),
+        (":x", "'sglang:x' names no SGLang; write sglang, sglang==VERSION or sglang@PATH"),
+    ],
+)
+def test_a_name_that_means_no_sglang_is_bad_input(spec, message):
+    with pytest.raises(UserError) as caught:
+        Sglang(Ticket(spec))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_capabilities_are_read_off_the_classes(old):
     capabilities = Sglang(Ticket()).capabilities
     assert capabilities.allocators == ALLOCATORS
@@ -244,7 +263,7 @@ for allocator in target.capabilities.allocators:
     report["checked"][allocator] = verdict.tally.checked
     for found in verdict.found.values():
         if found.failure.property_id == "P7":
-            small, _ = shrink(target, found.trace, found.failure, most_runs=150)
+            small, *_ = shrink(target, found.trace, found.failure, most_runs=150)
             report["memory"].append([found.failure.op, found.failure.message, len(small.ops)])
 print(json.dumps(report))
 """

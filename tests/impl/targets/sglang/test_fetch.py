@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvproof.impl.targets.sglang import fetch
-from kvproof.impl.targets.sglang.errors import SglangUnavailable
+from kvproof.impl.targets.sglang.errors import SglangUnavailable, UnknownSglang
 
 VERSION = "0.5.99"
 PACKAGE = {
@@ -78,10 +78,11 @@ def failing_pip(stderr: str) -> Pip:
     return lambda _command, _folder: (1, stderr)
 
 
-def assert_refused(cache: Path, *fragments: str) -> None:
+def assert_refused(cache: Path, *fragments: str, kind: type[SglangUnavailable] = SglangUnavailable) -> None:
     """`fetch` fails in one line that holds the fragments, and the cache holds nothing, not even scraps."""
     with pytest.raises(SglangUnavailable) as caught:
         fetch.fetch(VERSION)
+    assert caught.type is kind
     message = str(caught.value)
     assert "\n" not in message
     for fragment in fragments:
@@ -134,9 +135,7 @@ def test_a_wheel_for_another_interpreter_will_do(cache: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("stderr", "fragments"),
     [
-        (NO_MATCH.format(found="0.1, 0.2"), ("no wheel of it", "check the number")),
-        # The list of versions proves that the registry was reached after all.
-        (UNREACHABLE + NO_MATCH.format(found="0.1, 0.2"), ("no wheel of it",)),
+        (NO_MATCH.format(found="none"), ("no wheel of any release", "check PIP_INDEX_URL")),
         (UNREACHABLE + NO_MATCH.format(found="none"), ("cannot reach the package registry", "network")),
         ("/usr/bin/python3: No module named pip\n", ("has no pip", "ensurepip")),
         ("ERROR: Could not install: [Errno 28] No space left on device\n", ("disk is full", "KVPROOF_CACHE")),
@@ -149,6 +148,15 @@ def test_what_pip_says_becomes_one_line(
 ) -> None:
     use_pip(monkeypatch, failing_pip(stderr))
     assert_refused(cache, VERSION, *fragments)
+
+
+@pytest.mark.parametrize("before", ["", UNREACHABLE])
+def test_a_number_that_no_release_has_is_the_callers_to_mend(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """The list of versions proves that the registry was reached after all."""
+    use_pip(monkeypatch, failing_pip(before + NO_MATCH.format(found="0.1, 0.2")))
+    assert_refused(cache, VERSION, "no wheel of it", "check the number", kind=UnknownSglang)
 
 
 def test_a_pip_that_hangs_is_given_up(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
