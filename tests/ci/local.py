@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ class LocalWorker:
         self.ready = worker._ready(self.target)
         self.asked: list[wire.Request] = []
         self.closed = False
+        self.thread = threading.current_thread()
         LocalWorker.made.append(self)
 
     def __enter__(self) -> LocalWorker:

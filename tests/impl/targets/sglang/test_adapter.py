@@ -298,13 +298,12 @@ def fuzzed(version: str, path: str, ops: int) -> dict:
 
 @pytest.mark.network
 def test_up_to_0_5_21_the_extend_kernel_reads_past_the_free_list():
-    """The field's tight-oom: one op shows it. No other access of the kernels is out of bounds."""
+    """The field's tight-oom: one op shows it, or two for a decode. No other access is out of bounds."""
     report = fuzzed("0.5.20", "kernels", 200)
-    assert report["memory"]
+    assert "Extend" in [op for op, _, _ in report["memory"]]
     for op, message, ops in report["memory"]:
-        assert op == "Extend"
-        assert "alloc_extend_kernel" in message
-        assert ops == 1
+        assert f"alloc_{op.lower()}_kernel, free_page_ptr" in message
+        assert ops <= {"Extend": 1, "Decode": 2}[op]
 
 
 @pytest.mark.network
