@@ -68,7 +68,8 @@ class Watch:
             for finding in self._audit.findings:
                 # What of a discarded output was left unwritten is nobody's business.
                 if finding.kind != "unwritten":
-                    damage.append(Damage(finding.kind, f"{finding.kernel}.{finding.argument}", str(finding)))
+                    detail = str(finding).removeprefix(f"{finding.kind}: ")
+                    damage.append(Damage(finding.kind, f"{finding.kernel}.{finding.argument}", detail))
         return values, tuple(damage[:_MOST_DAMAGE])
 
 
