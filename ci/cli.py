@@ -87,7 +87,7 @@ def fuzz(
     raise typer.Exit(commands.fuzz(options))
 
 
-@app.command(epilog="Example: kvproof replay kvproof-out/failures/9208e54a.json --times 5")
+@app.command(epilog="Example: kvproof replay kvproof-out/kvproof-seed0/failures/9208e54a.json --times 5")
 def replay(
     trace: TraceFile,
     target: Annotated[str | None, typer.Option("--target", "-t", help="Default: the trace's own.")] = None,
