@@ -46,7 +46,6 @@ class Mark(StrEnum):
     BEYOND_31_BITS = "a slot does not fit in 31 bits"
 
 
-TOKEN_ONLY: Final[frozenset[Mark]] = frozenset()
 PAGED_ONLY: Final = frozenset(
     {
         Mark.EMPTY_BATCH,
@@ -70,4 +69,4 @@ PAGED_ONLY: Final = frozenset(
 def reachable(allocator: str) -> frozenset[Mark]:
     """The marks that an allocator of this kind can reach."""
     everything = frozenset(Mark)
-    return everything - PAGED_ONLY if allocator == "token" else everything - TOKEN_ONLY
+    return everything - PAGED_ONLY if allocator == "token" else everything

@@ -48,10 +48,3 @@ def lane_for(name: str, *, device: str, path: str = "auto") -> Lane:
             return Lane(name, path, device, audited=False, lease_ops=300, shares=1)
         case _:
             raise UserError(f"--lane {name} is not known; choose all or some of {', '.join(LANES)}")
-
-
-def schedule(lanes: list[Lane], number: int) -> Lane:
-    """Whose turn the lease of this number is: a fixed round, so that a campaign's leases never depend on
-    how fast they run."""
-    turns = [lane for lane in lanes for _ in range(lane.shares)]
-    return turns[number % len(turns)]
