@@ -46,7 +46,6 @@ def run_hypothesis_lease(target: Target, lease: Lease) -> Verdict:
     for broken in machine.broken[:1]:
         origin = Origin(target.name, lease.lane, lease.seed, lease.number, 0)
         verdict.add(broken.failure, Trace(broken.trace.config, broken.trace.ops, origin))
-        verdict.lost = broken.failure.lost
     for pair in machine.runs:
         verdict.traces += 1
         verdict.absorb(pair.tally, Counter(pair.model.marks))

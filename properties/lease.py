@@ -61,7 +61,9 @@ class Verdict:
     seen: Counter[str] = field(default_factory=Counter)
 
     def add(self, failure: Failure, trace: Trace) -> None:
-        """Count the failure; keep its trace when it is the first of its kind."""
+        """Count the failure; keep its trace when it is the first of its kind. A lost device ends the lease,
+        whether the trace itself, its second look or a relation lost it."""
+        self.lost = self.lost or failure.lost
         self.seen[failure.fingerprint] += 1
         if failure.fingerprint not in self.found:
             cut = replace(trace, ops=trace.ops[: failure.step + 1])
@@ -114,8 +116,8 @@ def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Ver
     trace = Trace(config, tuple(drawn), origin)
     verdict.absorb(pair.tally, Counter(pair.model.marks))
     if failures and failures[-1].lost:
-        verdict.lost = True
-        verdict.add(failures[-1], trace)
+        for failure in failures:
+            verdict.add(failure, trace)
     elif failures:
         _explain(target, trace, failures, verdict)
     elif relate and not lease.space.misuse:

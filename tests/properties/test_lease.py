@@ -12,7 +12,7 @@ from kvproof.model.base import Outcome
 from kvproof.model.catalogue import model_for
 from kvproof.model.config import ALLOCATORS, Config
 from kvproof.model.trace import Origin, Trace
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import DEVICE_LOST, Failure
 from kvproof.properties.lease import Lease, Verdict, run_lease
 from kvproof.properties.run import run_trace
 from kvproof.properties.space import Space
@@ -143,3 +143,13 @@ def test_the_first_of_a_kind_is_kept():
     (found,) = verdict.found.values()
     assert (found.failure.step, found.trace.ops) == (1, trace.ops[:2])
     assert list(verdict.seen.values()) == [2]
+
+
+def test_a_lost_device_ends_the_lease_wherever_it_was_lost():
+    verdict = Verdict(0, "seeded")
+    trace = Trace(Config("paged", 16, 4), (ops.Clear(),))
+    verdict.add(Failure("P1", "Clear", "paged", "other", 0, ""), trace)
+    assert not verdict.lost
+    verdict.add(Failure("P7", "Clear", "paged", DEVICE_LOST, 0, ""), trace)
+    verdict.add(Failure("P1", "Clear", "paged", "other", 0, ""), trace)
+    assert verdict.lost
