@@ -9,11 +9,17 @@
 
 Kernels run in Triton's interpreter, one program after the other, over virtual memory (`memory`). An
 access outside a tensor as it was passed (a slice ends where the slice ends) is reported and not
-performed: a load gives a negative nonsense value, a store is dropped. The process should do nothing
-else with Triton.
+performed: a load gives a negative nonsense value, a store is dropped. A program with lanes that are
+undefined is run once or twice more, off memory, to see whether it used them (`tape`). The process should
+do nothing else with Triton.
 
-Not covered: what `memory` and `interpreter` list, tensors that torch operations (not kernels) read
-or write, and orders of execution other than Triton's; races are inferred from who touched what.
+Programs run in one order, the grid's: races are inferred from who touched what. Another order would find
+nothing more. Where no two programs conflict, each reads only what was there before the launch and what it
+wrote itself, so every order comes to the same; where two do, both orders are reported as one finding.
+What this leaves open is kernels whose atomics hand out places in order of arrival.
+
+Not covered: what `memory`, `tape` and `interpreter` list, and tensors that torch operations (not kernels)
+read or write: a read by torch of an output that nobody has written goes unseen.
 """
 
 from __future__ import annotations
@@ -25,7 +31,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from .findings import CallAudit, InstrumentError, MemoryFinding
-from .guards import GUARD_WORDS, GuardedBuffer, OutputGuard
+from .guards import GuardedBuffer, OutputGuard
+from .poison import Poisoned
 
 if TYPE_CHECKING:
     from .interpreter import Interpreter
@@ -37,7 +44,8 @@ class Auditor:
     """Audits launches in this process between `install()` and `uninstall()`.
 
     `guard`: whose buffers count as outputs that kernels must write; without one there are no
-    `unwritten` and no `uninitialised-read` findings. `max_findings`: kept for each call.
+    `unwritten` and no `uninitialised-read` findings. Its `kernels_are_watched` is set while
+    this is installed. `max_findings`: kept for each call.
     Launches outside a call run over virtual memory too; what is found there is forgotten.
     """
 
@@ -57,15 +65,19 @@ class Auditor:
             from .interpreter import Interpreter
         except ImportError as error:
             raise InstrumentError(f"the audited lane needs NumPy: {error}") from error
-        interpreter = Interpreter(self._current_audit, self._fresh_poison)
+        interpreter = Interpreter(self._current_audit, self._poisoned)
         interpreter.install()
         self._interpreter = interpreter
+        if self._guard is not None:
+            self._guard.kernels_are_watched = True
 
     def uninstall(self) -> None:
         """Puts Triton back as `install()` found it. Does nothing if not installed."""
         if self._interpreter is not None:
             self._interpreter.uninstall()
             self._interpreter = None
+            if self._guard is not None:
+                self._guard.kernels_are_watched = False
 
     @contextmanager
     def call(self) -> Iterator[CallAudit]:
@@ -86,19 +98,22 @@ class Auditor:
     def _current_audit(self) -> CallAudit:
         return CallAudit(0) if self._audit is None else self._audit
 
-    def _fresh_poison(self, tensor: torch.Tensor, kernel: str, argument: str, launch: int) -> int | None:
-        """If `tensor` is a guarded output of this call: its poison, and remember the latest launch."""
-        buffer = None if self._guard is None or self._audit is None else self._guard.find(tensor)
-        if buffer is None or buffer.base.dtype != tensor.dtype:
+    def _poisoned(self, tensor: torch.Tensor, kernel: str, argument: str, launch: int) -> Poisoned | None:
+        """What tells unwritten elements of `tensor`, if it is guarded and they can be told. Remembers the
+        latest launch of an output of this call."""
+        if self._guard is None or self._audit is None:
             return None
-        self._outputs[buffer.ordinal] = (buffer, kernel, argument, launch)
-        return buffer.poison
+        poisoned = self._guard.poisoned(tensor)
+        if poisoned is None or poisoned.dtype != tensor.dtype:
+            return None
+        buffer = self._guard.find(tensor)
+        if buffer is not None:
+            self._outputs[buffer.ordinal] = (buffer, kernel, argument, launch)
+        return poisoned if poisoned.telling(tensor) else None
 
 
 def _report_unwritten(
     audit: CallAudit, buffer: GuardedBuffer, kernel: str, argument: str, launch: int
 ) -> None:
-    values = buffer.base.tolist()[GUARD_WORDS : GUARD_WORDS + buffer.numel]
-    for offset, value in enumerate(values):
-        if value == buffer.poison:
-            audit.add(MemoryFinding("unwritten", kernel, argument, None, offset, buffer.numel, launch))
+    for offset in buffer.unwritten():
+        audit.add(MemoryFinding("unwritten", kernel, argument, None, offset, buffer.numel, launch))

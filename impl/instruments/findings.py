@@ -16,6 +16,7 @@ Kind = Literal[
     "double-write",
     "unwritten",
     "uninitialised-read",
+    "undefined-lane-used",
 ]
 
 Program = tuple[int, int, int]
@@ -40,11 +41,16 @@ class MemoryFinding:
       write-over-other-programs-write: `program` wrote what `other` had written in the same launch.
       double-write: `program` wrote the element twice, or by two lanes of one store.
       unwritten: an element of a guarded output that is still poison when the call ends.
-      uninitialised-read: a load of such an element while it was poison.
+      uninitialised-read: a load of such an element while it was poison; also of a guarded tensor that an
+        earlier call left behind.
+      undefined-lane-used: what an active lane stored, addressed or was masked by, or a decision, depends on
+        a lane of a load from `argument` that is undefined (masked off, without `other`). `offset` is the
+        first such lane's, `use` says what depends on it. One finding a launch: the first.
     `argument`: the kernel's parameter, or UNKNOWN_ARGUMENT (then `offset` is address // itemsize).
     `program`: None for unwritten. `other`: the other program of the two race kinds, else None.
     `offset`: elements of storage from the argument's first element. `extent`: elements of storage
-    from its first to one past its last. `launch`: ordinal of the (first such) launch in the call.
+    from its first to one past its last. `launch`: ordinal of the (first such) launch in the call. `use`: of
+    undefined-lane-used, for people.
     """
 
     kind: Kind
@@ -55,12 +61,14 @@ class MemoryFinding:
     extent: int
     launch: int
     other: Program | None = None
+    use: str = ""
 
     def __str__(self) -> str:
         who = "" if self.program is None else f" by program {self.program}"
         whose = "" if self.other is None else f", other program {self.other}"
+        what = f" in {self.use}" if self.use else ""
         return (
-            f"{self.kind}: {self.kernel}, {self.argument}[{self.offset}] of {self.extent}{who}{whose}"
+            f"{self.kind}: {self.kernel}, {self.argument}[{self.offset}] of {self.extent}{what}{who}{whose}"
             f" (launch {self.launch})"
         )
 
@@ -78,7 +86,7 @@ class Launch:
 class CallAudit:
     """Collects what is found during one call; at most `limit` findings, no two alike.
 
-    Findings are alike if they differ at most in `launch`. `left_out` counts the findings past the
+    Findings are alike if they differ at most in `launch` and `use`. `left_out` counts the findings past the
     limit; those are not compared with one another.
     """
 
@@ -87,6 +95,10 @@ class CallAudit:
         self._findings: dict[tuple[object, ...], MemoryFinding] = {}
         self._launches: list[Launch] = []
         self.left_out = 0
+
+    @property
+    def limit(self) -> int:
+        return self._limit
 
     @property
     def findings(self) -> tuple[MemoryFinding, ...]:

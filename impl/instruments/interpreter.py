@@ -19,17 +19,18 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import memo
+from . import language
+from .arguments import Arguments
 from .findings import CallAudit, InstrumentError, Launch
-from .memory import LaunchMemory, Region, share_shadows
-
-_MEMORY_OPERATIONS = ("load", "store", "atomic_rmw", "atomic_cas")
+from .memory import LaunchMemory, share_shadows
+from .poison import Poisoned
+from .port import MEMORY_OPERATIONS, MemoryPort
+from .tape import Diverged, Hole, Replay, Tape, failed_assertion
 
 
 def _required(module: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
@@ -39,9 +40,11 @@ def _required(module: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
             module,
             (
                 "GridExecutor",
+                "InterpreterBuilder",
                 "InterpretedFunction",
                 "InterpreterError",
                 "TensorDescriptor",
+                "TritonSemantic",
                 "_LangPatchScope",
                 "_get_np_dtype",
                 "_implicit_cvt",
@@ -59,8 +62,10 @@ def _required(module: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
             getattr(module, "interpreter_builder", None),
             ("set_grid_dim", "set_grid_idx"),
         ),
+        "InterpreterBuilder": (getattr(module, "InterpreterBuilder", None), ("create_print",)),
+        "TritonSemantic": (getattr(module, "TritonSemantic", None), ("load",)),
         "_LangPatchScope": (getattr(module, "_LangPatchScope", None), ("set_attr", "restore")),
-        "the interpreter's memory": (getattr(module, "_interpreter", None), _MEMORY_OPERATIONS),
+        "the interpreter's memory": (getattr(module, "_interpreter", None), MEMORY_OPERATIONS),
     }
 
 
@@ -84,36 +89,6 @@ def import_interpreter() -> Any:
     return module
 
 
-class _Pointer:
-    """Passes for a tensor with the interpreter: an element type and an address, no memory."""
-
-    def __init__(self, dtype: Any, address: int) -> None:
-        self.dtype = dtype
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-class _MemoryPort:
-    """Stands in for Triton's native memory module; `LaunchMemory` takes its operations over and back."""
-
-    def __init__(self, real: Any) -> None:
-        self.real = real
-        self.release()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def serve(self, memory: LaunchMemory) -> None:
-        for name in _MEMORY_OPERATIONS:
-            setattr(self, name, getattr(memory, name))
-
-    def release(self) -> None:
-        for name in _MEMORY_OPERATIONS:
-            setattr(self, name, getattr(self.real, name))
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What stays the same between launches of one kernel."""
@@ -126,17 +101,17 @@ class _Plan:
 class Interpreter:
     """Triton's interpreter with virtual memory. Process-wide while installed.
 
-    `current_audit`: returns the account to report to. `fresh_poison`: for a tensor argument, the value
-    an unwritten element of it holds if it is a guarded output (and then notes the launch), else None.
+    `current_audit`: returns the account to report to. `poisoned`: for a tensor argument, what
+    tells its unwritten elements if it is guarded (and then notes the launch), else None.
     """
 
     def __init__(
         self,
         current_audit: Callable[[], CallAudit],
-        fresh_poison: Callable[[torch.Tensor, str, str, int], int | None],
+        poisoned: Callable[[torch.Tensor, str, str, int], Poisoned | None],
     ) -> None:
         self._current_audit = current_audit
-        self._fresh_poison = fresh_poison
+        self._poisoned = poisoned
         self._module: Any = None
         self._plans: dict[Any, _Plan] = {}
 
@@ -145,29 +120,15 @@ class Interpreter:
         if self._module is not None:
             raise InstrumentError("the interpreter is already installed")
         module = import_interpreter()
-        if isinstance(module._interpreter, _MemoryPort):
+        if isinstance(module._interpreter, MemoryPort):
             raise InstrumentError("another Auditor is installed in this process")
         self._module = module
-        self._patch_language(module)
-        self._port = _MemoryPort(module._interpreter)
+        self._port = MemoryPort(module._interpreter)
+        self._language = language.patch(module, self._port)
         module._interpreter = self._port
         self._saved = (module.InterpretedFunction.run, module.InterpretedFunction.__call__)
         module.InterpretedFunction.run = self._run_method()
         module.InterpretedFunction.__call__ = self._device_call_method()
-
-    def _patch_language(self, module: Any) -> None:
-        import triton.language as tl
-
-        # Only the globals are looked at: both faces of the language, as kernels and as Triton's own
-        # library functions see it.
-        scope = module._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        tensor, block_type = tl.core.tensor, tl.core.block_type
-        # A scalar is an array of one element; Triton 3.6 gives it to int(), which NumPy 2.4 refuses.
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-        scope.set_attr(module, "_get_np_dtype", memo.numpy_dtype(module._get_np_dtype))
-        scope.set_attr(tensor, "__init__", memo.tensor_init(tensor.__init__))
-        scope.set_attr(block_type, "with_element_ty", memo.with_element_type(block_type.with_element_ty))
-        self._language = scope
 
     def uninstall(self) -> None:
         """Undoes `install()`. Does nothing if not installed."""
@@ -220,7 +181,7 @@ class Interpreter:
         bound.apply_defaults()
         audit = self._current_audit()
         name, ordinal = kernel.fn.__name__, len(audit.launches)
-        arguments = _Arguments(self._module, name, ordinal, self._fresh_poison)
+        arguments = Arguments(self._module, name, ordinal, self._poisoned)
         values = {
             key: value if key in plan.constexprs else arguments.convert(key, value)
             for key, value in bound.arguments.items()
@@ -242,14 +203,19 @@ class Interpreter:
     def _walk(self, function: Callable[..., None], values: dict[str, Any], memory: LaunchMemory) -> None:
         builder = self._module.interpreter_builder
         builder.set_grid_dim(*memory.grid)
-        self._port.serve(memory)
+        tape = Tape(memory)
+        judging = memory.reports
+        self._port.serve(tape)
         try:
             for x in range(memory.grid[0]):
                 for y in range(memory.grid[1]):
                     for z in range(memory.grid[2]):
                         memory.program += 1
                         builder.set_grid_idx(x, y, z)
+                        tape.rewind()
                         function(**values)
+                        if judging and tape.holes:
+                            judging = not self._judge(function, values, tape, memory)
         except (InstrumentError, self._module.InterpreterError):
             raise
         except Exception as error:
@@ -257,74 +223,45 @@ class Interpreter:
         finally:
             self._port.release()
 
+    # -- undefined lanes -----------------------------------------------------------------------------
 
-class _Arguments:
-    """Turns the arguments of one launch into what the interpreter computes with; owns its regions."""
+    def _judge(
+        self, function: Callable[..., None], values: dict[str, Any], tape: Tape, memory: LaunchMemory
+    ) -> bool:
+        """Whether the program on `tape` used an undefined lane; if so, report the first argument that by
+        itself makes a difference (or the first of all, where they do so only together)."""
+        try:
+            for sign in tape.signs:
+                use = self._replay(function, values, Replay(tape, tape.holes, sign))
+                if use:
+                    hole, use = self._culprit(function, values, tape, sign, use)
+                    memory.report_undefined(hole.argument, hole.offset, hole.extent, use)
+                    return True
+            return False
+        finally:
+            self._port.serve(tape)
 
-    def __init__(
-        self,
-        module: Any,
-        kernel: str,
-        launch: int,
-        fresh_poison: Callable[[torch.Tensor, str, str, int], int | None],
-    ) -> None:
-        self._module = module
-        self._kernel = kernel
-        self._launch = launch
-        self._fresh_poison = fresh_poison
-        self._host_copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self.regions: list[Region] = []
+    def _culprit(
+        self, function: Callable[..., None], values: dict[str, Any], tape: Tape, sign: int, use: str
+    ) -> tuple[Hole, str]:
+        holes = list(tape.holes.values())
+        if len(holes) > 1:
+            for hole in holes:
+                alone = self._replay(function, values, Replay(tape, (hole.argument,), sign))
+                if alone:
+                    return hole, alone
+        return holes[0], use
 
-    def convert(self, name: str, value: Any) -> Any:
-        return self._module._implicit_cvt(self._virtual(name, value))
-
-    def copy_back(self) -> None:
-        """Device tensors were worked on in host copies of their storages."""
-        for device, host in self._host_copies.values():
-            device.copy_(host)
-
-    def _virtual(self, name: str, value: Any) -> Any:
-        """`value` with every tensor in it replaced by a `_Pointer` into a region of its own."""
-        if isinstance(value, tuple):
-            parts = [self._virtual(f"{name}[{i}]", part) for i, part in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(value, self._module.TensorDescriptor):
-            # Made anew rather than through its constructor, whose fields differ between versions.
-            descriptor = object.__new__(type(value))
-            descriptor.__dict__.update(value.__dict__, base=self._virtual(name, value.base))
-            return descriptor
-        if not hasattr(value, "data_ptr"):
-            return value
-        tensor = self._module._unwrap_tensor(value)
-        if not isinstance(tensor, torch.Tensor):
-            raise InstrumentError(f"{self._kernel}: argument {name} is no tensor of torch: {type(value)}")
-        region = self._region(name, tensor)
-        return _Pointer(value.dtype, region.base)
-
-    def _region(self, name: str, tensor: torch.Tensor) -> Region:
-        extent, reachable = tensor.numel(), None
-        if not tensor.is_contiguous() and extent:
-            shape, strides = tuple(tensor.shape), tensor.stride()
-            extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-            reachable = np.zeros(extent, bool)
-            np.lib.stride_tricks.as_strided(reachable, shape, strides)[...] = True
-        region = Region(
-            name,
-            self._host_address(tensor),
-            tensor.element_size(),
-            extent,
-            reachable,
-            self._fresh_poison(tensor, self._kernel, name, self._launch),
-        )
-        region.place(len(self.regions))
-        self.regions.append(region)
-        return region
-
-    def _host_address(self, tensor: torch.Tensor) -> int:
-        if tensor.device.type == "cpu":
-            return tensor.data_ptr()
-        storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        if start not in self._host_copies:
-            self._host_copies[start] = (storage, storage.cpu())  # type: ignore[no-untyped-call]
-        return self._host_copies[start][1].data_ptr() + tensor.data_ptr() - start
+    def _replay(self, function: Callable[..., None], values: dict[str, Any], replay: Replay) -> str:
+        """What the program does otherwise than the tape says; empty if nothing."""
+        self._port.serve(replay)
+        try:
+            with np.errstate(all="ignore"):  # numbers that no kernel was written for
+                function(**values)
+                replay.finish()
+        except Diverged as diverged:
+            return diverged.use
+        except Exception as error:
+            # Nothing is known of what the program would have gone on to do.
+            return "an assertion" if failed_assertion(error) else ""
+        return ""

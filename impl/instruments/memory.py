@@ -17,7 +17,8 @@ share their shadow. An atomic races with plain accesses of other programs, not w
 
 Not covered: pointers that were reinterpreted to elements of another width and overlapping arguments
 of different widths (both raise InstrumentError), ordering by atomics (a plain read of what another
-program wrote before it raised a flag is reported), and races between launches.
+program wrote before it raised a flag is reported), races between launches (which a stream orders), and
+between the lanes of one program.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .findings import UNKNOWN_ARGUMENT, CallAudit, InstrumentError, Kind, MemoryFinding, Program
+from .fresh import Fresh
 
 MISREAD_BYTE: Final = 0xB6
 """Unlike the poison of `guards`, so that storing a misread value does not look like storing nothing."""
@@ -68,12 +70,18 @@ class Region:
     """One tensor argument. `address`: of its first element in host memory, in bytes; `itemsize` likewise.
 
     `extent`: storage elements from the first to one past the last; `reachable`: bool (extent,), which
-    of them the strides reach, or None for all. `fresh`: the poison an unwritten element holds if the
-    tensor is a guarded output, else None.
+    of them the strides reach, or None for all. `fresh`: how to tell elements that nobody has written, if
+    the tensor is guarded, else None.
     """
 
     def __init__(
-        self, name: str, address: int, itemsize: int, extent: int, reachable: Array | None, fresh: int | None
+        self,
+        name: str,
+        address: int,
+        itemsize: int,
+        extent: int,
+        reachable: Array | None,
+        fresh: Fresh | None,
     ) -> None:
         self.name = name
         self.address = address
@@ -150,8 +158,7 @@ class LaunchMemory:
             other.reshape(-1)[lanes[~inside]] = misread(dtype)
             lanes, offsets = lanes[inside], offsets[inside]
         result = self._real.load(self._translate(ptrs, region), mask, other, dtype)
-        if region.fresh is not None:
-            self._check_fresh(region, offsets, result.reshape(-1)[lanes])
+        self._check_fresh(region, offsets, result, lanes)
         self._mark_read(region, offsets)
         return result
 
@@ -193,10 +200,9 @@ class LaunchMemory:
             outside = lanes[~inside]
             mask = _only(mask, lanes[inside])
             lanes, offsets = lanes[inside], offsets[inside]
-        self._mark_atomic(region, offsets)
         result = self._real.atomic_rmw(operation, self._translate(ptrs, region), value, mask, order)
-        if region.fresh is not None:
-            self._check_fresh(region, offsets, result.reshape(-1)[lanes])
+        self._check_fresh(region, offsets, result, lanes)
+        self._mark_atomic(region, offsets)
         if outside.size:
             result = np.array(result)
             result.reshape(-1)[outside] = misread(result.dtype)
@@ -208,17 +214,43 @@ class LaunchMemory:
         result = np.full(flat.shape, misread(value.dtype), value.dtype)
         for lane in range(flat.size):
             at = flat[lane : lane + 1]
-            region, offsets = self._locate(at, np.zeros(1, np.intp), value.dtype.itemsize)
+            region, offsets = self._locate(at, _FIRST, value.dtype.itemsize)
             if self._inside(region, offsets) is not None:
                 self._report("write-out-of-bounds", region, offsets)
                 continue
-            self._mark_atomic(region, offsets)
             where = self._translate(at, region)
             old = self._real.atomic_cas(where, wanted[lane : lane + 1], new[lane : lane + 1], order)
             result[lane] = old[0]
-            if region.fresh is not None:
-                self._check_fresh(region, offsets, old)
+            self._check_fresh(region, offsets, old, _FIRST)
+            self._mark_atomic(region, offsets)
         return result.reshape(ptrs.shape)
+
+    def whereabouts(self, address: int) -> tuple[str, int, int]:
+        """Argument, element offset and extent of an address that need not be in bounds."""
+        region = self._regions.get(address >> _REGION_BITS)
+        if region is None:
+            return UNKNOWN_ARGUMENT, address, 0
+        return region.name, (address - region.base) // region.itemsize, region.extent
+
+    @property
+    def reports(self) -> bool:
+        """Whether anybody hears what is found."""
+        return self._audit.limit > 0
+
+    def report_undefined(self, argument: str, offset: int, extent: int, use: str) -> None:
+        """An active lane of the running program used an undefined one."""
+        self._audit.add(
+            MemoryFinding(
+                "undefined-lane-used",
+                self._kernel,
+                argument,
+                self._coordinates(self.program),
+                offset,
+                extent,
+                self._launch,
+                use=use,
+            )
+        )
 
     # -- addresses -----------------------------------------------------------------------------------
 
@@ -276,7 +308,7 @@ class LaunchMemory:
         shadow.reader[at] = np.where(first == 0, self.program, first)
 
     def _mark_written(self, region: Region, offsets: Array) -> None:
-        region.written |= offsets.size > 0
+        self._count_as_written(region, offsets)
         shadow, at = region.shadow, offsets + region.shadow_start
         self._check_readers(region, offsets, at)
         if shadow.atomic is not None:
@@ -293,7 +325,7 @@ class LaunchMemory:
             self._report("double-write", region, once[counts > 1])
 
     def _mark_atomic(self, region: Region, offsets: Array) -> None:
-        region.written |= offsets.size > 0
+        self._count_as_written(region, offsets)
         shadow, at = region.shadow, offsets + region.shadow_start
         self._check_readers(region, offsets, at)
         if shadow.writer is not None:
@@ -312,8 +344,15 @@ class LaunchMemory:
             reader, writer = int(readers[lane]), self.program
             self._add("read-of-other-programs-write", region, int(offsets[lane]), reader, writer)
 
-    def _check_fresh(self, region: Region, offsets: Array, values: Array) -> None:
-        self._report("uninitialised-read", region, offsets[values == region.fresh])
+    def _check_fresh(self, region: Region, offsets: Array, result: Array, lanes: Array) -> None:
+        if region.fresh is not None:
+            stale = region.fresh.unwritten(offsets, result.reshape(-1)[lanes])
+            self._report("uninitialised-read", region, offsets[stale])
+
+    def _count_as_written(self, region: Region, offsets: Array) -> None:
+        region.written |= offsets.size > 0
+        if region.fresh is not None:
+            region.fresh.mark(offsets)
 
     # -- reports -------------------------------------------------------------------------------------
 
@@ -346,6 +385,7 @@ class LaunchMemory:
 
 
 _SHIFT = np.uint64(_REGION_BITS)
+_FIRST = np.zeros(1, np.intp)
 
 
 def _only(mask: Array, lanes: Array) -> Array:

@@ -10,7 +10,10 @@ import json
 import sys
 from typing import Any
 
-import audit_language_cases  # noqa: F401 - for its cases
+import audit_fresh_cases  # noqa: F401 - for its cases
+import audit_language_cases  # noqa: F401
+import audit_race_cases  # noqa: F401
+import audit_undefined_cases  # noqa: F401
 from audit_registry import CASES, case, ints, output
 
 import torch  # isort: skip - the registry comes first
@@ -332,6 +335,8 @@ def main() -> None:
                 [f.kind, f.argument, f.program and f.program[0], f.offset, f.extent, f.other and f.other[0]]
                 for f in audit.findings
             ],
+            "programs": [[f.program, f.other] for f in audit.findings],
+            "uses": [f.use for f in audit.findings if f.use],
             "kernels": sorted({f.kernel for f in audit.findings}),
             "left_out": audit.left_out,
             "launches": [[n.kernel, n.grid, n.programs, n.written] for n in audit.launches],

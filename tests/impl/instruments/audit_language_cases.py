@@ -25,7 +25,7 @@ def add_pair(a, b):
 @triton.jit
 def language_kernel(x, out, n, nothing, step=2, BLOCK: tl.constexpr = 8):
     at = tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < n)  # masked lanes are 0, the interpreter's usual value
+    value = tl.load(x + at, mask=at < n)  # undefined lanes are 0, as always in the interpreter
     if nothing is None:
         value = bump(value, by=1)
     tl.store(out + at, tl.cumsum(value, 0))
