@@ -1,6 +1,6 @@
 """Our own allocators as targets: `kvproof` (the kernels where they can run) and `reference` (torch alone)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -24,6 +24,23 @@ class Classes:
 
 
 OURS: Final = Classes(TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
+
+# As `impl/base.py` says of itself: nothing waits for the device but a plain `free` at the paged allocator,
+# which a group puts off to its end.
+_EVERYWHERE: Final = frozenset(
+    {
+        "alloc",
+        "alloc_extend",
+        "alloc_decode",
+        "free_segment",
+        "free_segments",
+        "free_page_ids",
+        "free_group_begin",
+        "clear",
+        "resize",
+    }
+)
+_SYNC_FREE: Final = {"paged": _EVERYWHERE, "token": _EVERYWHERE | {"free", "free_group_end"}}
 
 
 def _construct(classes: Classes, config: Config, device: str, *, kernels: bool) -> Any:
@@ -61,7 +78,8 @@ class Kvproof:
                 "kernels on the CPU need Triton's interpreter; set TRITON_INTERPRET=1, or use --path torch"
             )
         # Interpreted kernels are audited in any case: that launcher is also the faster one.
-        self._watch = process_watch(audited=ticket.audited or (self._kernels and ticket.device == "cpu"))
+        audited = ticket.audited or (self._kernels and ticket.device == "cpu")
+        self._watch = process_watch(replace(ticket, audited=audited))
 
     @staticmethod
     def _takes_kernels(ticket: Ticket) -> bool:
@@ -78,13 +96,14 @@ class Kvproof:
         def construct(config: Config, device: str) -> Any:
             return _construct(self.classes, config, device, kernels=self._kernels)
 
-        surface = Surface(construct, cpu_lens=True, page_count=True, lists=_lists)
+        sync_free = _SYNC_FREE[config.allocator]
+        surface = Surface(construct, cpu_lens=True, page_count=True, lists=_lists, sync_free=sync_free)
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
     def other_path(self) -> "Kvproof | None":
         """See `protocol.Target`."""
         if self._kernels:
-            return Reference(Ticket("", "torch", self._ticket.device, self._ticket.audited))
+            return Reference(replace(self._ticket, path="torch"))
         return None
 
 

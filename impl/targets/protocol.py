@@ -15,10 +15,12 @@ from kvproof.model.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A memory access that no caller may see: what the guards or the audited lane found in one call.
+    """What no caller may meet in one call: a memory access that the guards, the audited lane or a sanitizer
+    found, or a cost that the call must not have.
 
-    kind: "unwritten", "guard-words", "input-changed", "output-changed", or one of the audited lane's. where:
-    the tensor. detail: program, offset, extent, for people.
+    kind: "unwritten", "guard-words", "input-changed", "output-changed", one of the audited lane's or of the
+    sanitizer's, or a cost: "synchronised", "recompiled", "launches". where: the tensor, the kernel or the
+    method. detail: program, offset, extent, stack, for people.
     """
 
     kind: str
@@ -32,8 +34,9 @@ class Answer:
 
     slots: the answer of an allocating call, None when it refused or has no answer. error: the exception
     raised, if any. available: `available_size()` afterwards. dtype: of the answer, as in "int64".
-    damage: memory faults noticed in the call. lost: the device is gone (an illegal access, say), and with it
-    whatever else this process could have asked.
+    damage: faults noticed in the call. lost: the device is gone (an illegal access, say), and with it
+    whatever else this process could have asked. lost_in: whose work lost it, where that is known (fenced
+    memory): a kernel's name, or "torch".
     """
 
     slots: list[int] | None = None
@@ -42,16 +45,19 @@ class Answer:
     dtype: str = "int64"
     damage: tuple[Damage, ...] = ()
     lost: bool = False
+    lost_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The allocator seen from inside: page numbers in list order (slots for the token allocator). damage: to
-    tensors the caller holds, noticed only now."""
+    tensors the caller holds, noticed only now. lost: the device's error, when it was found gone; then there
+    is nothing else to see."""
 
     free: list[int]
     staged: list[int]
     damage: tuple[Damage, ...] = ()
+    lost: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ class Subject(Protocol):
         ...
 
     def observe(self) -> State:
-        """The free and staged lists as they are. Changes nothing; may synchronise a device."""
+        """The free and staged lists as they are. Changes nothing; may synchronise a device. A device found
+        lost is `State.lost`."""
         ...
 
 
@@ -99,13 +106,17 @@ class Ticket:
     """How a target is to be run in this process.
 
     spec: what follows the target's own name. path: "torch" or "kernels" (compiled on a GPU, interpreted on
-    a CPU), or "auto". device: "cpu" or "cuda". audited: every memory access of a kernel is checked.
+    a CPU), or "auto". device: "cpu" or "cuda". audited: every memory access of a kernel is checked. fence:
+    "end" or "begin", the side at which each tensor on the GPU ends in memory that faults; "" for none.
+    sanitizer_log: where compute-sanitizer, under which this process runs, writes; "" when it does not.
     """
 
     spec: str = ""
     path: str = "auto"
     device: str = "cpu"
     audited: bool = False
+    fence: str = ""
+    sanitizer_log: str = ""
 
 
 class Target(Protocol):

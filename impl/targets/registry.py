@@ -4,6 +4,7 @@ A name is the entry point's, followed by whatever it takes: `sglang`, `sglang==0
 """
 
 import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
@@ -37,7 +38,7 @@ def load_target(name: str, ticket: Ticket) -> Target:
     base, spec = split_name(name)
     try:
         factory = known_targets()[base].load()
-        target: Target = factory(Ticket(spec, ticket.path, ticket.device, ticket.audited))
+        target: Target = factory(replace(ticket, spec=spec))
     except KvproofError:
         raise
     except Exception as error:

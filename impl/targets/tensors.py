@@ -8,11 +8,12 @@ keeping the caller's tensors for a later Clobber) is done once, here.
 import operator
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from kvproof.impl.instruments.cost import Warmth
 from kvproof.impl.instruments.findings import InstrumentError
 from kvproof.impl.targets.instruments import Watch
 from kvproof.impl.targets.protocol import Answer, Damage, State
@@ -38,13 +39,15 @@ class Surface:
 
     construct: a fresh allocator from a config and a device. cpu_lens: alloc_extend and alloc_decode take
     host copies of the lengths. page_count: alloc_extend may be told the number of new pages, and is told by
-    turns. lists: free and staged page numbers as they are.
+    turns. lists: free and staged page numbers as they are. sync_free: methods documented not to wait for the
+    device (checked mode may).
     """
 
     construct: Callable[[Config, str], Any]
     cpu_lens: bool
     page_count: bool
     lists: Callable[[Any], State]
+    sync_free: frozenset[str] = field(default_factory=frozenset)
 
 
 def _takes_the_device(error: Exception) -> bool:
@@ -66,7 +69,11 @@ class TensorSubject:
         self._device = device
         self._watch = watch
         self._row_dtype = _DTYPES[config.row_dtype]
-        self._allocator = surface.construct(config, device)
+        self._warmth = Warmth()
+        self._sync_free = frozenset() if config.checked else surface.sync_free
+        # Watched, so that scratch tensors it makes hold poison and not what the memory held before.
+        with watch.open():
+            self._allocator = surface.construct(config, device)
         self._shift_window()
         self._inputs: list[tuple[str, torch.Tensor, list[int]]] = []
         self._slots_given: list[torch.Tensor] = []
@@ -102,10 +109,15 @@ class TensorSubject:
         except Exception as error:  # whatever an allocator raises is an answer, to be judged by others
             answer.error = error
         try:
+            self._watch.settle()
             self._read(answer, output)
-        except Exception as error:  # what a kernel did shows when its result is read
-            answer.error = answer.error or error
-        answer.lost = answer.error is not None and _takes_the_device(answer.error)
+        except Exception as error:  # what a kernel did shows when it is waited for
+            if answer.error is None or _takes_the_device(error):
+                answer.error = error
+        if answer.error is not None and _takes_the_device(answer.error):
+            answer.lost = True
+            answer.damage += tuple(self._watch.reports())
+            answer.lost_in = self._watch.lost_in
         return answer
 
     def _read(self, answer: Answer, output: torch.Tensor | None) -> None:
@@ -120,6 +132,14 @@ class TensorSubject:
 
     def observe(self) -> State:
         """See `protocol.Subject`."""
+        try:
+            return self._look()
+        except Exception as error:
+            if not _takes_the_device(error):
+                raise
+            return State([], [], lost=error)
+
+    def _look(self) -> State:
         state = self._surface.lists(self._allocator)
         for index, (output, slots) in enumerate(self._outputs):
             now = output.tolist()
@@ -133,8 +153,15 @@ class TensorSubject:
 
     # --- the calls --------------------------------------------------------------------------------
 
+    def _call(self, method: str, *args: Any, batch: int = 1, **kwargs: Any) -> Any:
+        """Make the call itself: its cost is the allocator's, and what comes before and after is not."""
+        act = getattr(self._allocator, method)
+        sync_free = method in self._sync_free
+        with self._watch.call(method, self._warmth, sync_free=sync_free, batch=batch):
+            return act(*args, **kwargs)
+
     def _alloc(self, call: calls.AllocCall) -> torch.Tensor | None:
-        return self._output(self._allocator.alloc(call.need))
+        return self._output(self._call("alloc", call.need))
 
     def _extend(self, call: calls.ExtendCall) -> torch.Tensor | None:
         prefix, prefix_cpu = self._lens("prefix_lens", call.prefix_lens)
@@ -143,23 +170,23 @@ class TensorSubject:
         if self._surface.cpu_lens:
             self._extends += 1
             told = {"num_new_pages": call.pages} if self._surface.page_count and self._extends % 2 else {}
-            return self._output(
-                self._allocator.alloc_extend(prefix, prefix_cpu, seq, seq_cpu, last_loc, call.tokens, **told)
-            )
-        return self._output(self._allocator.alloc_extend(prefix, seq, last_loc, call.tokens))
+            lens: tuple[torch.Tensor, ...] = (prefix, prefix_cpu, seq, seq_cpu)
+        else:
+            told, lens = {}, (prefix, seq)
+        batch = len(call.seq_lens)
+        return self._output(self._call("alloc_extend", *lens, last_loc, call.tokens, batch=batch, **told))
 
     def _decode(self, call: calls.DecodeCall) -> torch.Tensor | None:
         seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
         last_loc = self._input("last_loc", call.last_locs)
-        if self._surface.cpu_lens:
-            return self._output(self._allocator.alloc_decode(seq, seq_cpu, last_loc))
-        return self._output(self._allocator.alloc_decode(seq, last_loc))
+        lens = (seq, seq_cpu) if self._surface.cpu_lens else (seq,)
+        return self._output(self._call("alloc_decode", *lens, last_loc, batch=len(call.seq_lens)))
 
     def _free(self, call: calls.FreeCall) -> None:
-        self._allocator.free(self._given(call.slots))
+        self._call("free", self._given(call.slots))
 
     def _free_segment(self, call: calls.FreeSegmentCall) -> None:
-        self._allocator.free_segment(self._given(call.slots), start_pos=call.start)
+        self._call("free_segment", self._given(call.slots), start_pos=call.start)
 
     def _free_segments(self, call: calls.FreeSegmentsCall) -> None:
         self._forget_given()
@@ -167,23 +194,23 @@ class TensorSubject:
         for (tensor, _), (slots, _) in zip(segments, call.segments, strict=True):
             self._slots_given.append(tensor)
             self._inputs.append(("free_index", tensor, slots))
-        self._allocator.free_segments(segments)
+        self._call("free_segments", segments)
 
     def _free_page_ids(self, call: calls.FreePageIdsCall) -> None:
         self._forget_given()
         pages = torch.tensor(call.pages, dtype=torch.int64, device=self._device)
         self._pages_given.append(pages)
         self._inputs.append(("page_ids", pages, call.pages))
-        self._allocator.free_page_ids(pages)
+        self._call("free_page_ids", pages)
 
     def _group_begin(self, _call: calls.GroupBeginCall) -> None:
         self._forget_given()
-        self._allocator.free_group_begin()
+        self._call("free_group_begin")
         self._in_group = True
 
     def _group_end(self, _call: calls.GroupEndCall) -> None:
         self._in_group = False
-        self._allocator.free_group_end()
+        self._call("free_group_end")
 
     def _clobber(self, call: calls.ClobberCall) -> None:
         for slots in self._slots_given:
@@ -195,12 +222,12 @@ class TensorSubject:
             output.fill_(call.slot)
 
     def _clear(self, _call: calls.ClearCall) -> None:
-        self._allocator.clear()
+        self._call("clear")
         self._in_group = False
         self._shift_window()
 
     def _resize(self, call: calls.ResizeCall) -> None:
-        self._allocator.resize(NewSize(call.size))
+        self._call("resize", NewSize(call.size))
         self._in_group = False
         self._shift_window()
 

@@ -4,13 +4,17 @@ Every plant is data: one piece of text, which must occur exactly once in one fil
 in its place. Where the text no longer occurs, `copy.faulty` and a test say so: no change of `impl/` disarms a
 plant unseen. Faults that no caller can see (a wasted copy, a check made late but in time) are not listed.
 
+`PLANTS` can be hunted within a process; `DEADLY` end the process that meets them.
+
 Not covered: mappings, row tables and the allocators that are not there yet.
 """
 
 from typing import Final
 
+from kvproof.impl.targets.planted.deaths import DEATH_PLANTS
 from kvproof.impl.targets.planted.plant import Plant
 from kvproof.impl.targets.planted.pools import POOL_PLANTS
 from kvproof.impl.targets.planted.slots import SLOT_PLANTS
 
 PLANTS: Final[tuple[Plant, ...]] = POOL_PLANTS + SLOT_PLANTS
+DEADLY: Final[tuple[Plant, ...]] = DEATH_PLANTS

@@ -1,4 +1,4 @@
-"""A plant: one fault, as data. The faults themselves stand in `pools` and `slots`."""
+"""A plant: one fault, as data. The faults themselves stand in `pools`, `slots` and `deaths`."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,9 @@ class Plant:
     caught_by: ids of the properties that may name it first; which of them does depends on the trace.
     path: "torch" or "kernels", the path on which it is hunted. allocator: the kind it is hunted on.
     misuse: only a caller who breaks the contract meets it. exact: whether the copy is held to the contract's
-    very slots; False for a fault that takes legal pages, which only running a trace twice can show.
+    very slots; False for a fault that takes legal pages, which only running a trace twice can show. deadly:
+    how the process that meets it ends: "crash", "hang", "memory" (it grows) or "exit"; "" for a fault that
+    can be hunted within a process.
     """
 
     id: str
@@ -24,3 +26,4 @@ class Plant:
     allocator: str = "paged"
     misuse: bool = False
     exact: bool = True
+    deadly: str = ""

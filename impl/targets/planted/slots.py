@@ -137,6 +137,43 @@ _KERNELS: Final = (
         path="kernels",
     ),
     Plant(
+        "kernel-writes-one-past",
+        "The extend kernel stores one element just past the output.",
+        "kernels.py",
+        "        first += BLOCK_TOKENS\n",
+        "        first += BLOCK_TOKENS\n    if row == 0:\n        tl.store(out_ptr + num_tokens, grown)\n",
+        ("P7",),
+        path="kernels",
+    ),
+    Plant(
+        "kernel-launched-by-row",
+        "The decode kernel is launched once for every row of the batch, each time for all of it.",
+        "kernels.py",
+        "    if batch:\n        alloc_decode_kernel[",
+        "    for _ in range(batch):\n        alloc_decode_kernel[",
+        ("P15",),
+        path="kernels",
+    ),
+    Plant(
+        "kernel-refuses-late",
+        "alloc_extend launches its kernel before it refuses, which reads one page past the free list.",
+        "paged.py",
+        "        if num_new_pages > self.free_pages.numel():\n"
+        "            return None\n"
+        "        compute = alloc_extend_triton",
+        "        if num_new_pages > self.free_pages.numel():\n"
+        "            if self.use_triton_kernels:\n"
+        "                from kvproof.impl.kernels import alloc_extend_kernel\n\n"
+        "                out = torch.empty(extend_num_tokens, dtype=torch.int64, device=self.device)\n"
+        "                tensors = prefix_lens, seq_lens, last_loc, self.free_pages, out\n"
+        "                sizes = self.free_pages.numel() + 1, extend_num_tokens, self.page_size, 256, 1024\n"
+        "                alloc_extend_kernel[(prefix_lens.numel(),)](*tensors, *sizes)\n"
+        "            return None\n"
+        "        compute = alloc_extend_triton",
+        ("P7",),
+        path="kernels",
+    ),
+    Plant(
         "kernel-element-unwritten",
         "The extend kernel leaves the last element of the output unwritten.",
         "kernels.py",

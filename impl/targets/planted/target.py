@@ -9,7 +9,7 @@ from typing import Final
 
 from kvproof.impl.targets.null import Null, NullSubject
 from kvproof.impl.targets.ours import Kvproof
-from kvproof.impl.targets.planted.catalogue import PLANTS
+from kvproof.impl.targets.planted.catalogue import DEADLY, PLANTS
 from kvproof.impl.targets.planted.copy import load_copy
 from kvproof.impl.targets.planted.plant import Plant
 from kvproof.impl.targets.protocol import Answer, Ticket
@@ -20,15 +20,16 @@ from kvproof.model.errors import UserError
 UNCHANGED: Final = "none"
 """`planted:none` is a copy without a fault: what is found there is the fault of the copying."""
 
-_ONLY_ON: Final = {"reference.py": "torch", "kernels.py": "kernels"}
+_ONLY_ON: Final = {"reference.py": "torch"}
 
 
 def plant_named(plant_id: str) -> Plant:
     """The plant with this id. Raises UserError, which lists them all."""
-    for plant in PLANTS:
+    plants = PLANTS + DEADLY
+    for plant in plants:
         if plant.id == plant_id:
             return plant
-    known = ", ".join([UNCHANGED, *(plant.id for plant in PLANTS)])
+    known = ", ".join([UNCHANGED, *(plant.id for plant in plants)])
     raise UserError(f"there is no planted fault {plant_id!r}; known: {known}")
 
 
@@ -41,7 +42,7 @@ class Planted(Kvproof):
         path = ticket.path
         if plant is not None:
             path = plant.path if path == "auto" else path
-            only = _ONLY_ON.get(plant.file, path)
+            only = plant.path if plant.path == "kernels" else _ONLY_ON.get(plant.file, path)
             if path != only:
                 raise UserError(f"planted:{plant.id} is a fault of the {only} path; use --path {only}")
             self.capabilities = replace(Kvproof.capabilities, exact=plant.exact)

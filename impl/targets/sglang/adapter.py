@@ -12,11 +12,12 @@ import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from kvproof.impl.targets.instruments import interpreter_on, process_watch
+from kvproof.impl.targets.instruments import install_fence, interpreter_on, process_watch
 from kvproof.impl.targets.protocol import Capabilities, State, Ticket
 from kvproof.impl.targets.sglang.errors import SglangUnavailable, UnknownSglang
 from kvproof.impl.targets.sglang.load import LoadedSglang, load
@@ -39,6 +40,7 @@ class Sglang:
 
     def __init__(self, ticket: Ticket) -> None:
         self.name = f"sglang{ticket.spec}"
+        install_fence(ticket)  # SGLang's imports may use CUDA
         try:
             self._loaded: LoadedSglang = load(self.name)
         except UnknownSglang as error:
@@ -54,7 +56,8 @@ class Sglang:
                 f"{self.name}: its kernels on the CPU need Triton's interpreter; set TRITON_INTERPRET=1"
             )
         # Interpreted kernels are audited in any case: that launcher is also the faster one.
-        self._watch = process_watch(audited=ticket.audited or (self._kernels and ticket.device == "cpu"))
+        audited = ticket.audited or (self._kernels and ticket.device == "cpu")
+        self._watch = process_watch(replace(ticket, audited=audited))
 
     def _takes_kernels(self) -> bool:
         path, on_cpu = self._ticket.path, self._ticket.device == "cpu"
@@ -95,11 +98,13 @@ class Sglang:
                 f"{self.name}: its kernels take powers of two as page size, not {config.page_size}"
             )
         known = inspect.signature(self._loaded.paged_class.alloc_extend).parameters
+        cpu_lens = "seq_lens_cpu" in known
         surface = Surface(
             self._construct,
-            cpu_lens="seq_lens_cpu" in known,
+            cpu_lens=cpu_lens,
             page_count="num_new_pages" in known,
             lists=_lists,
+            sync_free=self._sync_free(cpu_lens),
         )
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
@@ -107,7 +112,14 @@ class Sglang:
         """See `protocol.Target`."""
         if not self._kernels or not self._loaded.has_naive_path:
             return None
-        return Sglang(Ticket(self._ticket.spec, "torch", self._ticket.device, self._ticket.audited))
+        return Sglang(replace(self._ticket, path="torch"))
+
+    def _sync_free(self, cpu_lens: bool) -> frozenset[str]:
+        """What a release documents not to wait for the device: `free_segment`, from when there is one, and
+        the launches of the two kernels, for which lengths are passed on the host as well. Its torch path
+        promises nothing there."""
+        launches = {"alloc_extend", "alloc_decode"} if cpu_lens and self._kernels else set()
+        return frozenset({"free_segment"} | launches)
 
     def _construct(self, config: Config, device: str) -> Any:
         cls = self._loaded.token_class if config.allocator == "token" else self._loaded.paged_class
@@ -120,8 +132,7 @@ class Sglang:
             "need_sort": config.need_sort,
         }
         known = inspect.signature(cls.__init__).parameters
-        # Watched, so that scratch tensors it makes hold poison and not what the memory held before.
-        with _environment(_CHECKED_VARIABLE, "true" if config.checked else "false"), self._watch.open():
+        with _environment(_CHECKED_VARIABLE, "true" if config.checked else "false"):
             allocator = cls(**{name: value for name, value in arguments.items() if name in known})
         if self._loaded.has_naive_path and config.allocator == "paged":
             allocator.use_triton_kernels = self._kernels

@@ -43,6 +43,16 @@ def test_what_they_are(target):
     assert capabilities.refuses == set(MISUSES)
 
 
+@TARGETS
+def test_what_does_not_wait_for_the_device(target):
+    """All but a plain free of pages, which a group puts off to its end; checked mode promises nothing."""
+    token = target.build(Config("token", 5, 1))._sync_free
+    paged = target.build(Config("paged", 16, 4))._sync_free
+    assert token - paged == {"free", "free_group_end"}
+    assert {"alloc", "alloc_extend", "alloc_decode", "free_segment", "free_page_ids", "clear"} < paged
+    assert target.build(Config("paged", 16, 4, checked=True))._sync_free == frozenset()
+
+
 def test_names():
     assert (Kvproof(Ticket()).name, Reference(Ticket()).name) == ("kvproof", "reference")
 

@@ -5,7 +5,9 @@ Not covered here: whether the faults are found (`tests/properties/test_controls.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvproof.impl.paged import PagedTokenToKVPoolAllocator
-from kvproof.impl.targets.planted.catalogue import PLANTS
+from kvproof.impl.targets.planted.catalogue import DEADLY, PLANTS
 from kvproof.impl.targets.planted.copy import faulty, load_copy, sources
 from kvproof.impl.targets.planted.plant import Plant
 from kvproof.impl.targets.planted.target import Canary, Planted, plant_named
@@ -27,7 +29,7 @@ from kvproof.model.config import ALLOCATORS, Config
 from kvproof.model.errors import InfrastructureError, UserError
 from kvproof.properties.catalogue import PROPERTIES
 
-by_id = pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.id)
+by_id = pytest.mark.parametrize("plant", PLANTS + DEADLY, ids=lambda plant: plant.id)
 
 
 @by_id
@@ -52,7 +54,9 @@ def test_a_plant_is_described_in_known_terms(plant: Plant) -> None:
     assert plant.caught_by
     assert {entry.id for entry in PROPERTIES if entry.asked != "later"} >= set(plant.caught_by)
     assert plant.allocator in ALLOCATORS
-    assert plant.path == ("kernels" if plant.file == "kernels.py" else "torch")
+    # A kernel's faults are the kernel path's; a launch that should not be is one of the allocator's file.
+    assert plant.path == "kernels" or plant.file != "kernels.py"
+    assert plant.deadly in ("", "crash", "hang", "memory", "exit")
 
 
 def test_the_catalogue_is_broad() -> None:
@@ -65,6 +69,71 @@ def test_the_catalogue_is_broad() -> None:
     assert files["kernels.py"] >= 8
     caught_by = {property_id for plant in PLANTS for property_id in plant.caught_by}
     assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P14", "P16"} <= caught_by
+
+
+def test_deadly_plants_are_kept_apart() -> None:
+    """Nobody who goes through PLANTS in one process meets one, and every kind of death is there."""
+    assert not [plant.id for plant in PLANTS if plant.deadly]
+    assert {plant.deadly for plant in DEADLY} == {"crash", "hang", "memory", "exit"}
+    assert not {plant.id for plant in PLANTS} & {plant.id for plant in DEADLY}
+
+
+GROW = "ExtendCall([0], [4], [-1], 4, 1)"
+DEATHS = {
+    "decode-crashes": (f"{GROW}, DecodeCall([5], [7])", -signal.SIGSEGV),
+    "group-end-aborts": (
+        f"{GROW}, GroupBeginCall(), FreeCall([4, 5, 6, 7]), GroupEndCall()",
+        -signal.SIGABRT,
+    ),
+    "last-page-hangs": ("ExtendCall([0], [13], [-1], 13, 4)", None),
+    "release-grows": (f"{GROW}, FreeCall([4, 5, 6, 7])", 0),
+    "batch-exits": (f"{GROW}, ExtendCall([0, 0], [1, 1], [-1, -1], 2, 2)", 7),
+    "kernel-hangs": (f"{GROW}, ExtendCall([0], [8], [-1], 8, 2)", None),
+}
+DIE = """
+import resource, sys
+from kvproof.impl.targets.planted.target import Planted
+from kvproof.impl.targets.protocol import Ticket
+from kvproof.model.calls import *
+from kvproof.model.config import Config
+subject = Planted(Ticket(":" + sys.argv[1])).build(Config("paged", 16, 4))
+for call in [{calls}]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(type(call).__name__, flush=True)
+    assert subject.apply(call).error is None
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
+"""
+
+
+def test_every_deadly_plant_is_tried() -> None:
+    """Below."""
+    assert DEATHS.keys() == {plant.id for plant in DEADLY}
+
+
+@pytest.mark.parametrize("plant_id", DEATHS)
+def test_a_deadly_plant_ends_its_process_at_its_call_and_not_before(plant_id: str) -> None:
+    """Lawful calls, the last of which is the end; where nothing happens any more, a while shows it."""
+    made, status = DEATHS[plant_id]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", DIE.format(calls=made), plant_id],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    names = re.findall(r"(\w+)\(", made)
+    assert [process.stdout.readline().strip() for _ in names] == names
+    try:
+        ended = process.wait(30 if status is not None else 2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        ended = None
+    assert ended == status
+    if plant_named(plant_id).deadly == "memory":
+        assert int(process.stdout.readline().split()[0]) >= 64
+    process.stdout.close()
+    process.wait()
 
 
 def test_a_plant_that_no_longer_fits_says_so() -> None:
@@ -140,7 +209,11 @@ def test_unknown_plants_are_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("plant_id", "path", "only"),
-    [("page-before", "kernels", "torch"), ("kernel-writes-on", "torch", "kernels")],
+    [
+        ("page-before", "kernels", "torch"),
+        ("kernel-writes-on", "torch", "kernels"),
+        ("kernel-refuses-late", "torch", "kernels"),
+    ],
 )
 def test_a_fault_is_not_looked_for_where_it_never_runs(plant_id: str, path: str, only: str) -> None:
     """A fault of the kernels by the torch path, or the reverse, would be a silent pass."""

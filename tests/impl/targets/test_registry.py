@@ -59,8 +59,8 @@ def test_the_ticket_is_passed_on_with_the_spec():
         patch.setattr(
             registry, "known_targets", lambda: {"mine": type("E", (), {"load": lambda _self: asked})()}
         )
-        assert load_target("mine==1", Ticket("ignored", "kernels", "cuda", True)) is asked
-    assert asked.ticket == Ticket("==1", "kernels", "cuda", True)
+        assert load_target("mine==1", Ticket("ignored", "kernels", "cuda", True, "end", "a.log")) is asked
+    assert asked.ticket == Ticket("==1", "kernels", "cuda", True, "end", "a.log")
 
 
 def test_targets_are_loaded():

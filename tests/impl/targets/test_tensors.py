@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvproof.impl.targets.instruments import process_watch
-from kvproof.impl.targets.protocol import State
+from kvproof.impl.targets.protocol import State, Ticket
 from kvproof.impl.targets.tensors import Surface, TensorSubject, free_list_name
 from kvproof.model import calls
 from kvproof.model.config import Config
@@ -56,7 +56,7 @@ def subject_of(
         page_count=page_count,
         lists=lambda allocator: State(allocator.free_pages.tolist(), []),
     )
-    return TensorSubject(surface, config or Config("paged", 16, 4), "cpu", process_watch(audited=False))
+    return TensorSubject(surface, config or Config("paged", 16, 4), "cpu", process_watch(Ticket()))
 
 
 def plain(value: Any) -> Any:

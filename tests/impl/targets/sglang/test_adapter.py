@@ -91,14 +91,14 @@ def release(monkeypatch, cls, *, naive):
 @pytest.fixture
 def old(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(adapter, "process_watch", lambda *, audited: _Watch(audited))
+    monkeypatch.setattr(adapter, "process_watch", lambda ticket: _Watch(ticket.audited))
     release(monkeypatch, _Old, naive=False)
 
 
 @pytest.fixture
 def new(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(adapter, "process_watch", lambda *, audited: _Watch(audited))
+    monkeypatch.setattr(adapter, "process_watch", lambda ticket: _Watch(ticket.audited))
     release(monkeypatch, _New, naive=True)
 
 
@@ -112,6 +112,13 @@ class _Watch:
         import contextlib
 
         return contextlib.nullcontext()
+
+    def call(self, method, warmth, *, sync_free, batch):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def settle(self): ...
 
     def read(self, output):
         return (None if output is None else output.tolist()), ()
@@ -242,6 +249,35 @@ def test_a_call_is_spelt_as_the_release_has_it(old, monkeypatch):
         assert subject.apply(extend).error is None
     # The number of new pages is told by turns.
     assert sorted(subject._allocator.told, key=str) == [([3], [9], 2), ([3], [9], None)]
+
+
+@pytest.mark.parametrize(
+    ("cls", "path", "sync_free"),
+    [
+        (_Old, "kernels", {"free_segment"}),
+        (_New, "kernels", {"free_segment", "alloc_extend", "alloc_decode"}),
+        (_New, "torch", {"free_segment"}),
+    ],
+)
+def test_what_a_release_documents_not_to_wait(new, monkeypatch, cls, path, sync_free):
+    """The segment's free, and, where lengths come on the host as well, the launches of the kernels."""
+    release(monkeypatch, cls, naive=cls is _New)
+    target = Sglang(Ticket("", path))
+    assert target.build(Config("token", 5, 1))._sync_free == sync_free
+    assert target.build(Config("token", 5, 1, checked=True))._sync_free == frozenset()
+
+
+def test_memory_is_fenced_before_anything_is_imported(monkeypatch):
+    steps = []
+    monkeypatch.setattr(adapter, "install_fence", lambda ticket: steps.append(ticket.fence))
+    monkeypatch.setattr(adapter, "load", lambda _spec: steps.append("load") or _gone())
+    with pytest.raises(InfrastructureError):
+        Sglang(Ticket("==9.9", fence="end"))
+    assert steps == ["end", "load"]
+
+
+def _gone():
+    raise SglangUnavailable("no wheel")
 
 
 # --- real releases ---------------------------------------------------------------------------------
