@@ -9,6 +9,14 @@ from kvproof.model.trace import Trace
 DEVICE_LOST: Final = "device-lost"
 """The divergence class of a fault that poisons the CUDA context."""
 
+ILLEGAL_ACCESS: Final = "illegal-access"
+"""The same in the fenced lane, which knows whose access it was: "illegal-access alloc_extend_kernel"."""
+
+CRASH: Final = "crash"
+HANG: Final = "hang"
+OUT_OF_MEMORY: Final = "out-of-memory"
+"""The divergence classes of calls that end their process, or make somebody end it: "crash SIGSEGV"."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -30,7 +38,16 @@ class Failure:
     @property
     def lost(self) -> bool:
         """Whether the device went with it: nothing more can be asked in the process that saw it."""
-        return self.divergence == DEVICE_LOST
+        return self._kind in (DEVICE_LOST, ILLEGAL_ACCESS)
+
+    @property
+    def deadly(self) -> bool:
+        """Whether the process went with it: it was seen from outside, and so it must be every time."""
+        return self._kind in (CRASH, HANG, OUT_OF_MEMORY)
+
+    @property
+    def _kind(self) -> str:
+        return self.divergence.partition(" ")[0]
 
     @property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ its budget is ops, not seconds, and a verdict holds no times.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvproof.impl.targets.protocol import Target
@@ -25,7 +26,6 @@ _WIDE_TRACE = 3
 """Which trace of a lease is wide: few are, since each of its ops costs as much as a hundred others."""
 _LOOK_EVERY = 8
 _RELATE_EVERY = 8
-_MOST_FAILURES_A_TRACE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,16 @@ class Verdict:
             cut = replace(trace, ops=trace.ops[: failure.step + 1])
             self.found[failure.fingerprint] = Found(failure, cut)
 
+    def merge(self, part: "Verdict") -> None:
+        """Add what more traces of the same lease came to."""
+        self.traces += part.traces
+        self.relations += part.relations
+        self.absorb(part.tally, part.marks)
+        self.seen.update(part.seen)
+        for fingerprint, found in part.found.items():
+            self.found.setdefault(fingerprint, found)
+        self.lost = self.lost or part.lost
+
     def absorb(self, tally: Tally, marks: Counter[Mark]) -> None:
         """Add what one run did."""
         mine = self.tally
@@ -79,33 +89,48 @@ class Verdict:
         self.marks.update(marks)
 
 
-def run_lease(target: Target, lease: Lease) -> Verdict:
-    """Draw and run traces until the lease's ops are spent. Raises what a target raises outside calls."""
+Tell = Callable[[Verdict, int], None]
+"""Is told what one trace came to, and how many ops of the lease are left behind it."""
+
+
+def run_lease(
+    target: Target, lease: Lease, *, first: int = 0, left: int | None = None, tell: Tell | None = None
+) -> Verdict:
+    """Draw and run traces until the lease's ops are spent. Raises what a target raises outside calls.
+
+    first, left: go on with this trace, with so many ops left; a lease that goes on behind a trace comes to
+    what it would have come to without the break. tell: hears of each trace as it ends.
+    """
     verdict = Verdict(lease.number, lease.lane)
-    left = lease.ops
+    left = lease.ops if left is None else left
+    number = first
     while left > 0 and not verdict.lost:
-        draw = SeededDraw(f"{lease.seed}/{lease.lane}/{lease.number}/{verdict.traces}")
+        draw = SeededDraw(f"{lease.seed}/{lease.lane}/{lease.number}/{number}")
         length = min(draw.choice(_LENGTHS), left, lease.longest)
-        left -= max(1, _run_one(target, lease, draw, length, verdict))
-        verdict.traces += 1
+        part = Verdict(lease.number, lease.lane, traces=1)
+        left -= max(1, _run_one(target, lease, number, draw, length, part))
+        verdict.merge(part)
+        if tell is not None:
+            tell(part, left)
+        number += 1
     return verdict
 
 
-def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Verdict) -> int:
+def _run_one(target: Target, lease: Lease, number: int, draw: Draw, length: int, verdict: Verdict) -> int:
     """One trace, drawn as it runs. The number of ops it took."""
-    wide = verdict.traces == _WIDE_TRACE
+    wide = number == _WIDE_TRACE
     config = draw_config(draw, lease.space, wide=wide)
     if wide:
         length = WIDE_OPS
     pair = lockstep_for(target, config, look_every=_LOOK_EVERY)
     generator = Generator(draw, pair.model, lease.space)
-    relate = verdict.traces % _RELATE_EVERY == 0
+    relate = number % _RELATE_EVERY == 0
     if relate:
         pair.answers = []
-    origin = Origin(target.name, lease.lane, lease.seed, lease.number, verdict.traces)
+    origin = Origin(target.name, lease.lane, lease.seed, lease.number, number)
     drawn: list[Op] = []
     failures: list[Failure] = []
-    while len(drawn) < length and not pair.spoilt and len(failures) < _MOST_FAILURES_A_TRACE:
+    while len(drawn) < length and not pair.spoilt:
         op = generator.next_op()
         drawn.append(op)
         failure = pair.step(op)
@@ -115,13 +140,14 @@ def _run_one(target: Target, lease: Lease, draw: Draw, length: int, verdict: Ver
         failures.append(failure)
     trace = Trace(config, tuple(drawn), origin)
     verdict.absorb(pair.tally, Counter(pair.model.marks))
-    if failures and failures[-1].lost:
-        for failure in failures:
-            verdict.add(failure, trace)
-    elif failures:
+    serious = [failure for failure in failures if not failure.tolerable]
+    if serious and not serious[-1].lost:
         _explain(target, trace, failures, verdict)
-    elif relate and not lease.space.misuse:
-        _relate(target, trace, Result([], pair.tally, answers=pair.answers), verdict)
+        return len(drawn)
+    for failure in failures:
+        verdict.add(failure, trace)
+    if relate and not serious and not lease.space.misuse:
+        _relate(target, trace, Result([], pair.tally, answers=pair.answers), number, verdict)
     return len(drawn)
 
 
@@ -132,8 +158,8 @@ def _explain(target: Target, trace: Trace, failures: list[Failure], verdict: Ver
         verdict.add(failure, trace)
 
 
-def _relate(target: Target, trace: Trace, result: Result, verdict: Verdict) -> None:
-    relation = RELATIONS[verdict.traces // _RELATE_EVERY % len(RELATIONS)]
+def _relate(target: Target, trace: Trace, result: Result, number: int, verdict: Verdict) -> None:
+    relation = RELATIONS[number // _RELATE_EVERY % len(RELATIONS)]
     found = check_relation(target, trace, result, relation) or check_paths(target, trace, result)
     verdict.relations += 1
     if found is not None:

@@ -13,12 +13,12 @@ from kvproof.impl.targets.protocol import Answer, Mirror, State, Subject
 from kvproof.model.base import AllocatorModel, Expectation, Outcome
 from kvproof.model.config import Config
 from kvproof.model.ops import Clobber, GroupBegin, GroupEnd, Misuse, Op
-from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, Check
-from kvproof.properties.checks.answer import check_memory
+from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, TOLERABLE, Check
 from kvproof.properties.checks.slots import chosen_pages
 from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
-from kvproof.properties.failure import DEVICE_LOST, Failure
+from kvproof.properties.failure import DEVICE_LOST, ILLEGAL_ACCESS, Failure
 from kvproof.properties.step import Finding, Step
+from kvproof.properties.witness import Witness
 
 _GROUP_MISUSES = ("nested-begin", "end-without-begin")
 
@@ -42,8 +42,9 @@ class Lockstep:
 
     look_every: the target's lists are compared after every so many calls, after every refusal, and by
     `finish`. lacks, refuses, exact: see Capabilities. misuse_fails: an accepted misuse that corrupts the
-    allocator is a failure even where the target never promised to refuse it. After a failure that is not
-    tolerable, or an accepted misuse (`spoilt`), the pair is out of step and must be thrown away.
+    allocator is a failure even where the target never promised to refuse it. witness: is told each op first.
+    After a failure that is not tolerable, or an accepted misuse (`spoilt`), the pair is out of step and must
+    be thrown away.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Lockstep:
         refuses: frozenset[str] = frozenset(),
         misuse_fails: bool = False,
         look_every: int = 1,
+        witness: Witness | None = None,
     ) -> None:
         self.model = model
         self.subject = subject
@@ -69,6 +71,7 @@ class Lockstep:
         self._misuse_fails = misuse_fails
         self._look_every = look_every
         self._look_in = look_every
+        self._witness = witness
         self._unseen: tuple[Op, Expectation, Answer] | None = None
         self._index = -1
 
@@ -80,6 +83,8 @@ class Lockstep:
     def step(self, op: Op) -> Failure | None:
         """Do one op. None when all is well (or the op was skipped, or came to nothing)."""
         self._index += 1
+        if self._witness is not None:
+            self._witness.about_to(op)
         if self._lacks and type(op).__name__ in self._lacks:
             self.tally.skipped[type(op).__name__] += 1
             return None
@@ -93,10 +98,7 @@ class Lockstep:
         answer = self.subject.apply(expectation.call)
         self.tally.checked += 1
         if answer.lost:
-            self.spoilt = True
-            lines = str(answer.error).strip().splitlines() or ["no message"]
-            found = Finding(DEVICE_LOST, f"the device is lost: {lines[0]}")
-            return self._failure("P7", op, found)
+            return self._device_lost(op, answer.error, answer.lost_in)
         if self.answers is not None:
             self.answers.append(answer.slots)
         if (
@@ -113,12 +115,16 @@ class Lockstep:
                 return None
             state = self.subject.observe()
             self._looked()
+            if state.lost is not None:
+                return self._device_lost(op, state.lost)
             model = self.model
             if state.free == model.free_pages and state.staged == model.staged and not state.damage:
                 return None
         else:
             state = self.subject.observe()
             self._looked()
+            if state.lost is not None:
+                return self._device_lost(op, state.lost)
         return self._judge(self._step(op, expectation, answer, state))
 
     def finish(self) -> Failure | None:
@@ -128,9 +134,19 @@ class Lockstep:
         """
         if self.spoilt or self._unseen is None:
             return None
-        step = self._step(*self._unseen, self.subject.observe())
+        op, expectation, answer = self._unseen
+        state = self.subject.observe()
         self._looked()
-        return self._judge(step)
+        if state.lost is not None:
+            return self._device_lost(op, state.lost)
+        return self._judge(self._step(op, expectation, answer, state))
+
+    def _device_lost(self, op: Op, error: Exception | None, where: str = "") -> Failure:
+        """An access nobody survives. where: whose it was, where the fence told."""
+        self.spoilt = True
+        lines = str(error).strip().splitlines() or ["no message"]
+        divergence = f"{ILLEGAL_ACCESS} {where}" if where else DEVICE_LOST
+        return self._failure("P7", op, Finding(divergence, f"the device is lost: {lines[0]}"))
 
     def _looked(self) -> None:
         self._look_in = self._look_every
@@ -154,7 +170,7 @@ class Lockstep:
         for property_id, check in checks:
             found = check(step)
             if found is not None:
-                tolerable = check is check_memory and step.answer.error is None
+                tolerable = check in TOLERABLE and step.answer.error is None
                 self.spoilt = not tolerable
                 if isinstance(step.op, Clobber) and not tolerable:
                     # Whatever changes when the caller writes to its own tensors has one cause.

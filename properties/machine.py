@@ -83,9 +83,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         failure = self._pair.step(op)
         if failure is not None:
             origin = Origin(target=self.target.name, lane="hypothesis")
-            broken = PropertyBroken(failure, Trace(self._config, tuple(self._ops), origin))
-            self.broken.append(broken)
-            raise broken
+            self.breaks(PropertyBroken(failure, Trace(self._config, tuple(self._ops), origin)))
+
+    def breaks(self, broken: PropertyBroken) -> None:
+        """A property does not hold: end the example."""
+        self.broken.append(broken)
+        raise broken
 
 
 def state_machine(

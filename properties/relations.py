@@ -127,7 +127,8 @@ RELATIONS: Final = (
 
 
 def check_relation(target: Target, trace: Trace, result: Result, relation: Relation) -> Found | None:
-    """Run the varied trace and compare. `result` is a recorded, clean run of `trace` on the same target.
+    """Run the varied trace and compare. `result` is a recorded run of `trace` on the same target, without
+    a failure that ended it.
 
     The varied trace is a lawful trace of its own: what fails in it is an ordinary failure, found with it.
     """
@@ -135,8 +136,8 @@ def check_relation(target: Target, trace: Trace, result: Result, relation: Relat
     if varied is None or any(type(op).__name__ in target.capabilities.lacks for op in varied.ops):
         return None
     other = run_trace(target, varied, record=True)
-    if other.failures:
-        return Found(other.failures[0], varied)
+    if serious := other.serious:
+        return Found(serious[0], varied)
     if relation.same_slots == "none" or (relation.same_slots == "exact" and not target.capabilities.exact):
         return None
     differ = _differ(trace, result, other, relation.property_id, relation.name)
@@ -150,11 +151,13 @@ def check_paths(target: Target, trace: Trace, result: Result) -> Found | None:
         return None
     other = run_trace(sibling, trace, look_every=8, record=True)
     name = f"path-{sibling.path}"
-    if other.failures:
-        failure = other.failures[0]
+    if serious := other.serious:
+        failure = serious[0]
         message = f"only the {sibling.path} path fails: {failure.property_id} {failure.message}"
-        at = failure.step
-        return Found(Failure("P16", name, trace.config.allocator, "only-one-fails", at, message), trace)
+        # One that took the device is known by its divergence: whoever goes on must know.
+        divergence = failure.divergence if failure.lost else "only-one-fails"
+        allocator, at = trace.config.allocator, failure.step
+        return Found(Failure("P16", name, allocator, divergence, at, message), trace)
     differ = _differ(trace, result, other, "P16", name)
     return None if differ is None else Found(differ, trace)
 

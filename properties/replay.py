@@ -1,6 +1,5 @@
 """Replaying: does this trace still fail on this target, and does it fail every time?"""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvproof.impl.targets.protocol import Target
@@ -22,7 +21,7 @@ def replay(target: Target, trace: Trace, *, relations: bool = True, misuse_fails
     What fails in a varied trace only is that trace's failure and not this one's.
     """
     result = run_trace(target, trace, misuse_fails=misuse_fails, record=True)
-    if relations and not result.failures and not result.tally.accepted:
+    if relations and not result.serious and not result.tally.accepted:
         asked = [check_relation(target, trace, result, relation) for relation in RELATIONS]
         asked.append(check_paths(target, trace, result))
         result.failures.extend(found.failure for found in asked if found is not None and found.trace is trace)
@@ -45,32 +44,26 @@ def is_misuse(failure: Failure) -> bool:
 
 
 class Shrunk(NamedTuple):
-    """What shrinking came to.
-
-    trace: the smallest found, in `runs` runs. lost_by: a candidate that took the device with it, by another
-    failure than the one sought; nothing was tried behind it.
-    """
+    """What shrinking came to. trace: the smallest found, in `runs` runs. lost: some candidate took the device
+    with it; nothing was tried behind it, and no process but another can shrink this trace."""
 
     trace: Trace
     runs: int
-    lost_by: Trace | None = None
+    lost: bool = False
 
 
-def shrink(
-    target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4000, avoid: Sequence[Trace] = ()
-) -> Shrunk:
-    """The smallest trace with the same fingerprint. avoid: candidates not to run."""
-    lost_by: Trace | None = None
+def shrink(target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4000) -> Shrunk:
+    """The smallest trace with the same fingerprint."""
+    lost = False
 
     def reproduce(candidate: Trace) -> int | None:
-        nonlocal lost_by
-        if lost_by is not None or candidate in avoid:
+        nonlocal lost
+        if lost:
             return None
         result = attempt(target, candidate, failure)
+        lost = result.lost
         again = result.get(failure.fingerprint)
-        if result.lost and again is None:
-            lost_by = candidate
         return None if again is None else again.step
 
     shrinker = Shrinker(reproduce, trace, most_runs=most_runs)
-    return Shrunk(shrinker.shrink(), shrinker.runs, lost_by)
+    return Shrunk(shrinker.shrink(), shrinker.runs, lost)

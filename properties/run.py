@@ -10,6 +10,7 @@ from kvproof.model.marks import Mark
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 from kvproof.properties.lockstep import Lockstep, Tally
+from kvproof.properties.witness import installed
 
 
 @dataclass(slots=True)
@@ -21,6 +22,11 @@ class Result:
     tally: Tally
     marks: Counter[Mark] = field(default_factory=Counter)
     answers: list[list[int] | None] | None = None
+
+    @property
+    def serious(self) -> list[Failure]:
+        """The failures behind which the trace could not go on; at most one."""
+        return [failure for failure in self.failures if not failure.tolerable]
 
     @property
     def lost(self) -> bool:
@@ -35,8 +41,11 @@ class Result:
 def lockstep_for(
     target: Target, config: Config, *, look_every: int = 1, misuse_fails: bool = False
 ) -> Lockstep:
-    """A fresh allocator of the target in lockstep with a fresh model."""
+    """A fresh allocator of the target in lockstep with a fresh model, witnessed from before it is built."""
     capabilities = target.capabilities
+    witness = installed()
+    if witness is not None:
+        witness.begin(config, target.path)
     return Lockstep(
         model_for(config),
         target.build(config),
@@ -45,6 +54,7 @@ def lockstep_for(
         refuses=capabilities.refuses if config.checked else frozenset(),
         misuse_fails=misuse_fails,
         look_every=look_every,
+        witness=witness,
     )
 
 

@@ -1,37 +1,61 @@
 """Checks on the form of an answer: did it come, is it an answer at all, was memory left alone.
 
-P6 (an exception where an answer was due), P7 and P8 (what the guards and the audited lane saw), P9 (dtype),
-P2 (room and refusal).
+P6 (an exception where an answer was due), P7 and P8 (what guards, audited lane and sanitizer saw), P9
+(dtype), P15 (what the call cost), P2 (room and refusal).
 """
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from kvproof.model.base import Outcome
 from kvproof.properties.step import Finding, Step
 
 _OUTSIDE = frozenset(
-    {"guard-words", "input-changed", "output-changed", "read-out-of-bounds", "write-out-of-bounds"}
+    {
+        "guard-words",
+        "input-changed",
+        "output-changed",
+        "read-out-of-bounds",
+        "write-out-of-bounds",
+        "illegal-access",
+        "misaligned-access",
+    }
 )
+_UNDEFINED = frozenset({"undefined-lane-used"})
+_COST = frozenset({"synchronised", "recompiled", "launches"})
 
 
 def check_memory(step: Step) -> Finding | None:
     """P7: every access lies inside its tensor."""
-    return _damage(step, outside=True)
+    return _damage(step, lambda kind: kind in _OUTSIDE)
+
+
+def check_defined(step: Step) -> Finding | None:
+    """P8: what a masked load has not loaded is used by nobody. Asked behind all others: some kernels do it in
+    every call, and it must not hide what they do now and then."""
+    return _damage(step, lambda kind: kind in _UNDEFINED)
+
+
+def check_cost(step: Step) -> Finding | None:
+    """P15: no waiting for the device where none is documented, no recompilation, few launches."""
+    return _damage(step, lambda kind: kind in _COST)
 
 
 def check_written_once(step: Step) -> Finding | None:
     """P8: every element of an output is written, once, by one program."""
-    found = _damage(step, outside=False)
+    elsewhere = _OUTSIDE | _UNDEFINED | _COST
+    found = _damage(step, lambda kind: kind not in elsewhere)
     slots, expected = step.answer.slots, step.expectation.slots
     if found is None and slots is not None and expected is not None and len(slots) != len(expected):
         return Finding("wrong-length", f"{len(slots)} slots came back, {len(expected)} were asked for")
     return found
 
 
-def _damage(step: Step, *, outside: bool) -> Finding | None:
+def _damage(step: Step, counts: Callable[[str], bool]) -> Finding | None:
+    """The first damage whose kind counts."""
     for damage in (*step.answer.damage, *step.state.damage):
-        if (damage.kind in _OUTSIDE) is outside:
+        if counts(damage.kind):
             return Finding(
                 f"{damage.kind} {damage.where}", f"{damage.kind} at {damage.where}: {damage.detail}"
             )

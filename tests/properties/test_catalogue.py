@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvproof.properties.catalogue import ANSWER_CHECKS, PROPERTIES, STATE_CHECKS, by_id
-from kvproof.properties.checks.answer import check_memory
+from kvproof.properties.catalogue import ANSWER_CHECKS, PROPERTIES, STATE_CHECKS, TOLERABLE, by_id
+from kvproof.properties.checks.answer import check_cost, check_defined, check_memory
 from kvproof.properties.relations import RELATIONS
 
 
@@ -29,10 +29,11 @@ def test_how_each_is_asked_is_what_is_said_of_it():
         assert (property_id, asked) == (property_id, expected)
 
 
-def test_no_check_is_asked_twice_and_memory_comes_last():
+def test_no_check_is_asked_twice_and_what_is_tolerable_comes_last():
     checks = [check for _, check in ANSWER_CHECKS + STATE_CHECKS]
     assert len(set(checks)) == len(checks)
-    assert checks[-1] is check_memory
+    assert checks[-3:] == [check_memory, check_cost, check_defined]
+    assert set(checks[-3:]) == TOLERABLE
 
 
 def test_looking_up():

@@ -163,6 +163,42 @@ WRONG_STATES = [
         [3, 4],
         later=damaged("output-changed", "an earlier output"),
     ),
+    Case(
+        "P7",
+        "illegal-access k",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("illegal-access", "k")),
+    ),
+    *(
+        Case("P15", f"{kind} here", (new(5),), Answer(FIVE, None, 8, damage=damaged(kind, "here")))
+        for kind in ("synchronised", "recompiled", "launches")
+    ),
+    Case(
+        "P8",
+        "undefined-lane-used k.lens",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("undefined-lane-used", "k.lens")),
+    ),
+    # What kernels do in every call hides nothing that they do now and then.
+    Case(
+        "P7",
+        "read-out-of-bounds k.free_pages",
+        (new(5),),
+        Answer(
+            FIVE,
+            None,
+            8,
+            damage=damaged("undefined-lane-used", "k.lens") + damaged("read-out-of-bounds", "k.free_pages"),
+        ),
+    ),
+    # What is dear hides nothing else.
+    Case(
+        "P7",
+        "guard-words an output",
+        (new(5),),
+        Answer(FIVE, None, 8, damage=damaged("launches", "here") + damaged("guard-words", "an output")),
+    ),
+    Case("P2", "available-deficit", (new(5),), Answer(FIVE, None, 4, damage=damaged("synchronised", "here"))),
     # Whatever the fault looks like, in a group's calls and after a clobber it has one name.
     Case("P11", "duplicate-in-free-list", (*HELD, ops.GroupEnd()), Answer(available=20), [1, 1, 2, 3, 4]),
     Case("P11", "available-deficit", (*HELD, ops.GroupEnd()), Answer(available=12)),
@@ -211,8 +247,9 @@ def test_a_wrong_answer_is_found_and_named(case: Case, exact):
         index,
     )
     assert failure.message
-    # A stray access with a right answer is no reason to stop.
-    assert failure.tolerable is (case.property_id == "P7")
+    # A stray access, or a high price, with a right answer is no reason to stop.
+    by_luck = case.divergence.startswith("undefined-lane-used")
+    assert failure.tolerable is (by_luck or case.property_id in ("P7", "P15"))
     assert pair.spoilt is not failure.tolerable
 
 

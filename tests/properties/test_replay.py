@@ -11,7 +11,7 @@ from kvproof.model import ops
 from kvproof.model.config import Config
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
-from kvproof.properties.replay import find, is_misuse, is_relation, replay, shrink
+from kvproof.properties.replay import Shrunk, find, is_misuse, is_relation, replay, shrink
 from tests.model.strategies import new
 from tests.properties.subjects import PagePool, PoolTarget, front
 
@@ -92,9 +92,10 @@ def test_a_shrunk_trace_shows_the_same_failure():
         Config("paged", 64, 4, need_sort=True), (new(7), ops.Free((0,)), new(5, 9), ops.Decode((0,)))
     )
     (failure,) = replay(FORGETS, longer).failures
-    small, runs, _ = shrink(FORGETS, longer, failure)
+    small, runs, lost = shrink(FORGETS, longer, failure)
     assert (small.config, small.ops) == (Config("paged", 1, 1), (new(1),))
     assert runs > 1
+    assert not lost
     again = find(FORGETS, small, failure)
     assert again is not None
     assert again.fingerprint == failure.fingerprint
@@ -102,4 +103,4 @@ def test_a_shrunk_trace_shows_the_same_failure():
 
 def test_a_failure_that_never_comes_again_is_not_shrunk():
     other = Failure("P3", "Extend", "paged", "padding-page", 0, "m")
-    assert shrink(FORGETS, CLEAN, other) == (CLEAN, 1, None)
+    assert shrink(FORGETS, CLEAN, other) == Shrunk(CLEAN, 1, lost=False)
