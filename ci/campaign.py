@@ -2,7 +2,8 @@
 
 Leases are numbered and dealt in order; verdicts are reported in that same order whoever finished first. So a
 longer campaign of the same seed begins with the verdicts of a shorter one, byte for byte, in any number of
-workers. `seconds` only says when to stop dealing; `leases` says how many to deal.
+workers, and so does one that was stopped and is gone on with. `seconds` only says when to stop dealing;
+`leases` says how many to deal.
 """
 
 import queue
@@ -15,16 +16,23 @@ from dataclasses import dataclass, field
 from kvproof.ci import wire
 from kvproof.ci.confirm import confirm
 from kvproof.ci.events import (
+    Confirming,
     Event,
     FailureConfirmed,
     FailureFound,
     Finished,
+    LeaseAhead,
     LeaseFinished,
     Reporter,
+    Resumed,
     Started,
+    WorkerReplaced,
 )
 from kvproof.ci.floors import shortfalls
-from kvproof.ci.process import Worker
+from kvproof.ci.folder import Folder
+from kvproof.ci.isolation import LeaseRun
+from kvproof.ci.process import Limits, Seat, Worker
+from kvproof.ci.resume import PlanRecord, VerdictLine
 from kvproof.corpus.known import Known
 from kvproof.model.errors import InfrastructureError
 from kvproof.model.trace import Trace
@@ -38,7 +46,8 @@ _ALLOCATOR_SHARES = {"paged": 3, "token": 1}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to fuzz. seconds: stop dealing leases after so long; leases: deal at most so many; one is set."""
+    """What to fuzz. seconds: stop dealing leases after so long; leases: deal at most so many; one is set.
+    gpus: UUIDs, dealt to the seats in turn; none on a CPU."""
 
     target: str
     allocators: tuple[str, ...]
@@ -49,6 +58,21 @@ class Plan:
     workers: int
     misuse: bool
     longest: int
+    limits: Limits = field(default_factory=Limits)
+    gpus: tuple[str, ...] = ()
+
+    def record(self) -> PlanRecord:
+        """What of it makes two runs one campaign."""
+        return PlanRecord(
+            target=self.target,
+            allocators=self.allocators,
+            lanes=tuple(lane.name for lane in self.lanes),
+            path="/".join(dict.fromkeys(lane.path for lane in self.lanes)),
+            device="/".join(dict.fromkeys(lane.device for lane in self.lanes)),
+            seed=self.seed,
+            misuse=self.misuse,
+            longest=self.longest,
+        )
 
     def turns(self) -> list[tuple[Lane, str]]:
         """The fixed round in which leases go to lanes and allocators, spread evenly."""
@@ -74,18 +98,36 @@ class _Totals:
     seen: Counter[str] = field(default_factory=Counter)
     first: dict[str, tuple[Failure, Trace, Lane]] = field(default_factory=dict)
     leases: int = 0
+    replaced: int = 0
+
+    def add(self, allocator: str, done: wire.LeaseDone | VerdictLine) -> None:
+        """Count a verdict."""
+        self.leases += 1
+        self.checked[f"{allocator}/{done.lane}"] += done.checked
+        marks = self.by_allocator.setdefault(allocator, Counter())
+        marks.update(done.marks)
+        marks["checked"] += done.checked
+        self.skipped.update(done.skipped)
+        self.accepted.update(done.accepted)
+        self.seen.update(done.seen)
 
 
 class Campaign:
     """Runs a plan, tells its reporters, and comes to an exit code."""
 
-    def __init__(self, plan: Plan, known: tuple[Known, ...], reporters: list[Reporter]) -> None:
+    def __init__(
+        self, plan: Plan, known: tuple[Known, ...], reporters: list[Reporter], folder: Folder | None = None
+    ) -> None:
         self.plan = plan
         self.results: queue.Queue[_Result] = queue.Queue()
+        self.believed: set[str] = set()
+        self.journals = None if folder is None else folder.journals
         self._known = known
         self._reporters = reporters
+        self._progress = None if folder is None else folder.progress
         self._turns = plan.turns()
         self._lock = threading.Lock()
+        self._done_before: frozenset[int] = frozenset()
         self._next = 0
         self._deadline = float("inf")
         self._stopped = False
@@ -94,33 +136,72 @@ class Campaign:
 
     def run(self) -> int:
         """The whole campaign; the exit code. KeyboardInterrupt stops dealing and goes on to the caller."""
-        slots = [_Slot(self) for _ in range(self.plan.workers)]
+        slots = [_Slot(self, number) for number in range(self.plan.workers)]
         with ExitStack() as cleanup:
             for slot in slots:
                 cleanup.callback(slot.close)
             self._start(slots[0])
-            started = time.monotonic()
+            waiting = self._restore()
+            started = time.monotonic() - (0.0 if self._progress is None else self._progress.elapsed)
             if self.plan.seconds is not None:
                 self._deadline = started + self.plan.seconds
             for slot in slots:
                 slot.start()
             try:
-                self._collect(len(slots), started)
+                self._collect(len(slots), started, waiting)
             finally:
                 with self._lock:
                     self._stopped = True
         new = self._confirm_all()
         return self._finish(new, time.monotonic() - started)
 
+    def _restore(self) -> "dict[int, tuple[_Dealt, wire.LeaseDone]]":
+        """Go on where an earlier run stopped; verdicts of it that are not due yet."""
+        progress = self._progress
+        if progress is None:
+            return {}
+        for lane, release in progress.releases.items():
+            if lane in self._ready and self._ready[lane].release != release:
+                raise InfrastructureError(
+                    f"this campaign was begun with {release}, and now it is {self._ready[lane].release}; name"
+                    " another folder with --out"
+                )
+        lanes = {lane.name: lane for lane in self.plan.lanes}
+        for line in progress.verdicts:
+            self._totals.add(line.allocator, line)
+        for fingerprint, (failure, trace, lane_name) in progress.first.items():
+            self._totals.first[fingerprint] = (failure, trace, lanes[lane_name])
+        self._next = len(progress.verdicts)
+        self._done_before = frozenset(progress.waiting)
+        self._tell(
+            Resumed(
+                len(progress.verdicts),
+                sum(self._totals.checked.values()),
+                len(progress.first),
+                len(progress.confirmed),
+                progress.elapsed,
+                tuple(progress.damage),
+            )
+        )
+        return {number: (self._dealt(number), line.verdict) for number, line in progress.waiting.items()}
+
     def deal(self) -> "_Dealt | None":
         """The next lease, or None when the budget is spent. Called from every slot's thread."""
         with self._lock:
             plan = self.plan
-            spent = self._stopped or time.monotonic() >= self._deadline
-            if spent or (plan.leases is not None and self._next >= plan.leases):
+            while self._next in self._done_before:
+                self._next += 1
+            # What lies before a verdict that is there already is due, or that verdict would never be.
+            late = time.monotonic() >= self._deadline and self._next > max(self._done_before, default=-1)
+            if self._stopped or late or (plan.leases is not None and self._next >= plan.leases):
                 return None
             number = self._next
             self._next += 1
+        return self._dealt(number)
+
+    def _dealt(self, number: int) -> "_Dealt":
+        """The lease of this number: it follows from the plan and from what the target can do."""
+        plan = self.plan
         lane, allocator = self._turns[number % len(self._turns)]
         ready = self._ready[lane.name]
         space = space_for(ready.capabilities, allocator, misuse=plan.misuse, slow=ready.path == "kernels")
@@ -144,51 +225,57 @@ class Campaign:
 
     def _controls(self, worker: Worker) -> tuple[str, ...]:
         """The canary must fail and the quick plants be caught, or nothing this harness says counts."""
-        done = worker.ask(wire.RunControls(), wire.ControlsDone)
+        done = worker.insist(wire.RunControls(), wire.ControlsDone)
         if done.missed:
             missed = ", ".join(done.missed)
             raise InfrastructureError(f"the harness is blind: it missed {missed}; run `kvproof doctor`")
         return done.caught
 
-    def _collect(self, seats: int, started: float) -> None:
+    def _collect(
+        self, seats: int, started: float, waiting: "dict[int, tuple[_Dealt, wire.LeaseDone]]"
+    ) -> None:
         """Take results as they come, and tell them in order of lease numbers."""
-        waiting: dict[int, tuple[_Dealt, wire.LeaseDone]] = {}
-        due = 0
+        due = self._totals.leases
         while seats:
+            while due in waiting:
+                dealt, done = waiting.pop(due)
+                self._take(dealt, done, time.monotonic() - started)
+                due += 1
             result = self.results.get()
             if result is None:
                 seats -= 1
             elif isinstance(result, BaseException):
                 raise result
+            elif isinstance(result, WorkerReplaced):
+                self._totals.replaced += 1
+                self._tell(result)
             else:
-                waiting[result[0].lease.number] = result
-            while due in waiting:
-                dealt, done = waiting.pop(due)
-                self._take(dealt, done, time.monotonic() - started)
-                due += 1
+                dealt, done = result
+                waiting[done.lease] = result
+                if done.lease != due:
+                    self._tell(LeaseAhead(done, dealt.allocator))
 
     def _take(self, dealt: "_Dealt", done: wire.LeaseDone, elapsed: float) -> None:
         totals = self._totals
-        totals.leases += 1
-        totals.checked[f"{dealt.allocator}/{dealt.lane.name}"] += done.checked
-        marks = totals.by_allocator.setdefault(dealt.allocator, Counter())
-        marks.update(done.marks)
-        marks["checked"] += done.checked
-        totals.skipped.update(done.skipped)
-        totals.accepted.update(done.accepted)
-        totals.seen.update(done.seen)
-        self._tell(LeaseFinished(done, dealt.allocator, sum(totals.checked.values()), elapsed))
+        totals.add(dealt.allocator, done)
+        # Failures first: a verdict that is on record has its traces.
         for found in done.found:
             fingerprint = found.failure.fingerprint
             if fingerprint not in totals.first:
                 trace = wire.trace_of(found.trace)
                 totals.first[fingerprint] = (found.failure, trace, dealt.lane)
                 self._tell(FailureFound(found.failure, trace, done.lease))
+        self._tell(LeaseFinished(done, dealt.allocator, sum(totals.checked.values()), elapsed))
 
     def _confirm_all(self) -> bool:
         """Every distinct failure in a fresh process of its own; whether any is new."""
         new = False
-        for fingerprint, (failure, trace, lane) in self._totals.first.items():
+        before = {} if self._progress is None else self._progress.confirmed
+        due = {name: found for name, found in self._totals.first.items() if name not in before}
+        for fingerprint in before:
+            new |= before[fingerprint].known is None
+        for number, (fingerprint, (failure, trace, lane)) in enumerate(due.items(), 1):
+            self._tell(Confirming(failure, number, len(due)))
             known = next(
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
@@ -196,7 +283,9 @@ class Campaign:
             # Where candidates can cost a process each, a known failure is left as it is: its small trace is
             # in the corpus.
             shrink = known is None or lane.device == "cpu"
-            confirmed = confirm(self.plan.target, lane, trace, failure, shrink=shrink)
+            confirmed = confirm(
+                self.plan.target, lane, trace, failure, shrink=shrink, limits=self.plan.limits
+            )
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))
         return new
@@ -227,6 +316,7 @@ class Campaign:
                 {**lacks, **totals.skipped},
                 totals.accepted,
                 problems,
+                totals.replaced,
             )
         )
         return exit_code
@@ -243,39 +333,47 @@ class _Dealt:
     lease: Lease
 
 
-_Result = tuple[_Dealt, wire.LeaseDone] | BaseException | None
-"""A verdict, what ended a slot's thread early, or None: a slot's last word."""
+_Result = tuple[_Dealt, wire.LeaseDone] | WorkerReplaced | BaseException | None
+"""A verdict, a worker that had to be replaced, what ended a slot's thread early, or None: a slot's last
+word."""
 
 
 class _Slot(threading.Thread):
-    """One seat of work: takes the next lease, asks the lane's process, hands the verdict on."""
+    """One seat of work: takes the next lease, has the lane's worker run it, hands the verdict on."""
 
-    def __init__(self, campaign: "Campaign") -> None:
+    def __init__(self, campaign: "Campaign", number: int) -> None:
         super().__init__(daemon=True)
         self._campaign = campaign
+        self._number = number
         self._workers: dict[str, Worker] = {}
 
     def run(self) -> None:
         """Until nothing is dealt any more."""
         campaign = self._campaign
+
+        def note(why: str) -> None:
+            campaign.results.put(WorkerReplaced(why))
+
         try:
             while (dealt := campaign.deal()) is not None:
-                done = self.worker(dealt.lane).ask(wire.RunLease(dealt.lease), wire.LeaseDone)
-                if done.lost:
-                    self._workers.pop(dealt.lane.name).close()
-                campaign.results.put((dealt, done))
+                lease = LeaseRun(self.worker(dealt.lane), dealt.lease, campaign.believed, note)
+                campaign.results.put((dealt, lease.run()))
             campaign.results.put(None)
         except BaseException as error:  # whatever it is, the campaign's own thread must hear of it
             campaign.results.put(error)
 
     def worker(self, lane: Lane) -> Worker:
-        """This seat's process for the lane, started on first use."""
+        """This seat's worker for the lane, started on first use."""
         if lane.name not in self._workers:
-            self._workers[lane.name] = Worker(self._campaign.plan.target, lane)
+            plan = self._campaign.plan
+            gpu = plan.gpus[self._number % len(plan.gpus)] if plan.gpus else ""
+            name = f"seat{self._number}-{lane.name}"
+            seat = Seat(self._campaign.journals, name, gpu, plan.limits)
+            self._workers[lane.name] = Worker(plan.target, lane, seat)
         return self._workers[lane.name]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes. When the campaign ends early they are at work, and nobody waits for that."""
         # A copy: when the campaign ends early, this seat's thread may be starting another process.
         for worker in list(self._workers.values()):
-            worker.close()
+            worker.close(at_once=self.is_alive())

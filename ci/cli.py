@@ -16,8 +16,10 @@ import typer
 
 from kvproof.ci import commands
 from kvproof.ci.bench import run as run_bench
+from kvproof.ci.bench_isolation import run as run_isolation
 from kvproof.ci.commands import FuzzOptions, RunOptions
 from kvproof.ci.doctor import doctor as run_doctor
+from kvproof.ci.process import Limits
 from kvproof.ci.targets import show_targets
 from kvproof.model.errors import InfrastructureError, KvproofError, UserError
 
@@ -48,6 +50,12 @@ Target = Annotated[
 Path_ = Annotated[str, typer.Option("--path", help="auto, torch or kernels (interpreted on a CPU).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="A trace file (JSON).")]
+HangSeconds = Annotated[
+    float, typer.Option("--hang-seconds", min=0.1, help="An op that takes longer has hung.")
+]
+MemoryLimit = Annotated[
+    int, typer.Option("--memory-limit", min=1, metavar="MIB", help="What a worker may grow by.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 FUZZ_EXAMPLES = """Examples:
@@ -64,23 +72,32 @@ FUZZ_EXAMPLES = """Examples:
 def fuzz(
     target: Target,
     allocator: Annotated[str, typer.Option(help="all, or some of paged, token (comma-separated).")] = "all",
-    lane: Annotated[str, typer.Option(help="all, or some of seeded, audited, hypothesis.")] = "all",
+    lane: Annotated[
+        str,
+        typer.Option(help="all, or some of seeded, audited, hypothesis; on a GPU also fenced, sanitizer…"),
+    ] = "all",
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn and printed when left out.")] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="Deal leases for so long (default 60, without --leases).")
     ] = None,
     leases: Annotated[int | None, typer.Option(min=1, help="Deal exactly so many leases.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes a lane.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers a lane; default: one a GPU, or a core (at most 8).")
+    ] = None,
     misuse: Annotated[bool, typer.Option("--misuse", help="Draw forbidden calls as well.")] = False,
     path: Path_ = "auto",
     device: Device = "auto",
     longest: Annotated[int, typer.Option("--max-trace-ops", min=1, help="Longest trace, in ops.")] = 3000,
-    out: Annotated[str | None, typer.Option(metavar="DIR", help="Result folder; never overwritten.")] = None,
+    hang_seconds: HangSeconds = 30.0,
+    memory_limit: MemoryLimit = 4096,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Result folder; never overwritten, gone on with.")
+    ] = None,
 ) -> None:
-    """Fuzz a target in lockstep with the model."""
+    """Fuzz a target in lockstep with the model. Stopped, the same command goes on where it was."""
     if seed is None:
         seed = secrets.randbelow(1 << 32)
-    run = RunOptions(target, path, device)
+    run = RunOptions(target, path, device, Limits(hang_seconds, memory_limit))
     if seconds is None and leases is None:
         seconds = 60.0
     options = FuzzOptions(run, allocator, lane, seed, seconds, leases, workers, misuse, longest, out)
@@ -95,10 +112,14 @@ def replay(
     path: Path_ = "auto",
     device: Device = "auto",
     times: Annotated[int, typer.Option(min=1, help="Replays.")] = 1,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Each replay in a process of its own.")] = False,
+    hang_seconds: HangSeconds = 30.0,
+    memory_limit: MemoryLimit = 4096,
     json: Json = False,
 ) -> None:
     """Run a stored trace again: FAILED (exit 1, or 4 when known) or PASSED (exit 0)."""
-    raise typer.Exit(commands.replay(trace, RunOptions(target, path, device), lane, times, as_json=json))
+    run = RunOptions(target, path, device, Limits(hang_seconds, memory_limit))
+    raise typer.Exit(commands.replay(trace, run, lane, times, isolate=isolate, as_json=json))
 
 
 @app.command(epilog="Example: kvproof shrink failing.json --out small.json")
@@ -109,10 +130,13 @@ def shrink(
     fingerprint: Annotated[str | None, typer.Option(help="Which failure; default: the first.")] = None,
     path: Path_ = "auto",
     device: Device = "auto",
+    hang_seconds: HangSeconds = 30.0,
+    memory_limit: MemoryLimit = 4096,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: TRACE with .min.json.")] = None,
 ) -> None:
     """Find the smallest trace with the same failure, and write it."""
-    raise typer.Exit(commands.shrink(trace, RunOptions(target, path, device), lane, fingerprint, out))
+    run = RunOptions(target, path, device, Limits(hang_seconds, memory_limit))
+    raise typer.Exit(commands.shrink(trace, run, lane, fingerprint, out))
 
 
 @app.command(epilog="Example: kvproof targets --fetch")
@@ -146,6 +170,17 @@ def harness(
 ) -> None:
     """The harness's own speed, share of time and memory."""
     raise typer.Exit(run_bench(target, ops, as_json=json))
+
+
+@bench.command(epilog="Example: kvproof bench isolation --target sglang==0.5.23")
+def isolation(
+    target: Annotated[str, typer.Option(help="The target to run leases of.")] = "kvproof",
+    rounds: Annotated[int, typer.Option(min=3, help="Leases, each run both ways.")] = 21,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """What isolated workers cost in throughput, and how soon a dead one is back."""
+    raise typer.Exit(run_isolation(target, rounds, device=commands.device_for(device), as_json=json))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What each command does, as functions that return exit codes. Parsing stands in `cli.py`."""
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 
@@ -11,8 +11,10 @@ from rich.console import Console
 from kvproof.ci import wire
 from kvproof.ci.campaign import Campaign, Plan
 from kvproof.ci.confirm import confirm
-from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
-from kvproof.ci.process import Worker
+from kvproof.ci.folder import FolderReporter, evidence, open_folder
+from kvproof.ci.isolation import failure_of
+from kvproof.ci.machine import gpu_uuids, seats
+from kvproof.ci.process import Limits, Seat, Worker, WorkerDied
 from kvproof.ci.render import failure_lines, heading
 from kvproof.ci.terminal import TerminalReporter
 from kvproof.corpus.format import TraceFile, encode, read
@@ -23,7 +25,7 @@ from kvproof.model.errors import InfrastructureError, KvproofError, UserError
 from kvproof.model.trace import Trace
 from kvproof.properties.catalogue import PROPERTIES
 from kvproof.properties.failure import Failure
-from kvproof.properties.lanes import LANES, Lane, lane_for
+from kvproof.properties.lanes import EVERYWHERE, GPU_LANES, LANES, ON_A_GPU, Lane, lane_for
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -35,11 +37,12 @@ class RunOptions:
     target: str | None
     path: str
     device: str
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
 class FuzzOptions:
-    """The command line of `fuzz`."""
+    """The command line of `fuzz`. workers: None for one a GPU or a core."""
 
     run: RunOptions
     allocator: str
@@ -47,7 +50,7 @@ class FuzzOptions:
     seed: int
     seconds: float | None
     leases: int | None
-    workers: int
+    workers: int | None
     misuse: bool
     longest: int
     out: str | None
@@ -57,10 +60,11 @@ def fuzz(options: FuzzOptions) -> int:
     """Run a campaign; see `campaign.py`."""
     target = options.run.target or ""
     split_name(target)
-    device = _device(options.run.device)
-    lanes = tuple(
-        lane_for(name, device=device, path=options.run.path) for name in _some(options.lane, LANES, "--lane")
-    )
+    device = device_for(options.run.device)
+    everything = EVERYWHERE if device == "cpu" else ON_A_GPU
+    names = everything if options.lane == "all" else _some(options.lane, LANES, "--lane")
+    lanes = tuple(lane_for(name, device=device, path=options.run.path) for name in names)
+    gpus = () if device == "cpu" else gpu_uuids()
     allocators = _some(options.allocator, ALLOCATORS, "--allocator")
     plan = Plan(
         target,
@@ -69,14 +73,23 @@ def fuzz(options: FuzzOptions) -> int:
         options.seed,
         options.seconds,
         options.leases,
-        options.workers,
+        options.workers or seats(gpus),
         options.misuse,
         options.longest,
+        options.run.limits,
+        gpus,
     )
     known = read_known()
-    folder = fresh_folder(_named(options.out) or _default_folder(target, options.seed))
-    with TerminalReporter(Console(), folder, _flags(options.run)) as terminal:
-        return Campaign(plan, known, [FolderReporter(folder), terminal]).run()
+    record = plan.record()
+    wanted = _named(options.out) or _default_folder(target, options.seed)
+    with (
+        open_folder(wanted, record) as folder,
+        TerminalReporter(Console(), folder.path, _flags(options.run)) as terminal,
+    ):
+        if folder.path != wanted:
+            _say(f"results     go to {folder.path}, since {wanted} holds something else")
+        # The terminal first: what the disk refuses has been seen all the same.
+        return Campaign(plan, known, [terminal, FolderReporter(folder.path, record)], folder).run()
 
 
 def _named(out: str | None) -> Path | None:
@@ -102,7 +115,8 @@ def _some(text: str, known: tuple[str, ...], flag: str) -> tuple[str, ...]:
     return names
 
 
-def _device(wanted: str) -> str:
+def device_for(wanted: str) -> str:
+    """The device that --device means here. Raises UserError or InfrastructureError."""
     if wanted not in DEVICES:
         raise UserError(f"--device {wanted} is not known; choose one of {', '.join(DEVICES)}")
     if wanted == "cpu":
@@ -121,7 +135,13 @@ def _device(wanted: str) -> str:
 def _flags(options: RunOptions) -> str:
     """What a line that reproduces a run must repeat of how it was made."""
     chosen = (("--path", options.path), ("--device", options.device))
-    return "".join(f" {flag} {value}" for flag, value in chosen if value != "auto")
+    flags = "".join(f" {flag} {value}" for flag, value in chosen if value != "auto")
+    usual, limits = Limits(), options.limits
+    if limits.hang_seconds != usual.hang_seconds:
+        flags += f" --hang-seconds {limits.hang_seconds:g}"
+    if limits.memory_mib != usual.memory_mib:
+        flags += f" --memory-limit {limits.memory_mib}"
+    return flags
 
 
 def _trace_lane(file: TraceFile, options: RunOptions, lane: str | None) -> tuple[str, Lane]:
@@ -132,16 +152,18 @@ def _trace_lane(file: TraceFile, options: RunOptions, lane: str | None) -> tuple
         raise UserError("the trace does not say which target it is for; name one with --target")
     split_name(target)
     name = lane or origin.lane
-    if lane is None and name != "audited":
+    if lane is None and name not in ("audited", *GPU_LANES):
         name = "seeded"
-    return target, lane_for(name, device=_device(options.device), path=options.path)
+    return target, lane_for(name, device=device_for(options.device), path=options.path)
 
 
-def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_json: bool) -> int:
-    """Run a stored trace in a fresh process and print what it shows."""
+def replay(
+    path: str, options: RunOptions, lane: str | None, times: int, *, isolate: bool = False, as_json: bool
+) -> int:
+    """Run a stored trace in a fresh process (isolate: in a fresh one each time) and print what it shows."""
     file = read(Path(path))
     target, where = _trace_lane(file, options, lane)
-    done, release = _replayed(target, where, file.trace, times)
+    done, release = _replayed(target, where, file.trace, times, options.limits, isolate=isolate)
     failed = sum(bool(run) for run in done.runs)
     first = {failure.fingerprint: failure for run in done.runs for failure in run}
     known = read_known()
@@ -162,7 +184,7 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
         return status
     for name, failure in first.items():
         _say(f"{'KNOWN' if is_known[name] else 'NEW'}  {heading(failure)}")
-        maps = done.maps if failure == done.runs[0][0] else None
+        maps = done.maps if done.maps is not None and failure == _first(done) else None
         reproduce = (
             f"kvproof replay {quote(path)} --target {quote(target)} --lane {where.name}{_flags(options)}"
         )
@@ -175,6 +197,10 @@ def replay(path: str, options: RunOptions, lane: str | None, times: int, *, as_j
     verdict = f"FAILED {failed} of {times}" if failed else f"PASSED {times} of {times}"
     _say(f"{verdict} on {target} ({where.name}), {done.checked} ops checked")
     return status
+
+
+def _first(done: wire.Replayed) -> Failure | None:
+    return next((run[0] for run in done.runs if run), None)
 
 
 def _nothing_done(path: str, file: TraceFile, target: str, done: wire.Replayed) -> KvproofError:
@@ -192,16 +218,33 @@ def _nothing_done(path: str, file: TraceFile, target: str, done: wire.Replayed) 
     )
 
 
-def _replayed(target: str, lane: Lane, trace: Trace, times: int) -> tuple[wire.Replayed, str]:
-    """What `times` replays showed, and of which release. One process, or more when the device gets lost."""
+def _replayed(
+    target: str, lane: Lane, trace: Trace, times: int, limits: Limits, *, isolate: bool = False
+) -> tuple[wire.Replayed, str]:
+    """What `times` replays showed, and of which release. One process, or as many as it takes."""
     runs: list[list[Failure]] = []
-    while True:
-        with Worker(target, lane) as worker:
-            done = worker.ask(wire.Replay(wire.text_of(trace), times - len(runs)), wire.Replayed)
-            release = worker.ready.release
-        runs.extend(done.runs)
-        if len(runs) >= times:
-            return msgspec.structs.replace(done, runs=runs), release
+    done = wire.Replayed([], None, {}, {}, 0)
+    with Worker(target, lane, Seat(limits=limits)) as worker:
+        while len(runs) < times:
+            if isolate and runs:
+                worker.revive()
+            more = 1 if isolate else times - len(runs)
+            try:
+                latest = worker.ask(wire.Replay(wire.text_of(trace), more), wire.Replayed)
+            except WorkerDied as died:
+                worker.revive()
+                failure = failure_of(died.death, worker.ready.path)
+                if failure is None:
+                    raise
+                runs.append([failure])
+                continue
+            runs.extend(latest.runs)
+            # The maps are those of the first replay that failed; the counts those of the last.
+            maps = done.maps if any(run for run in runs[: -len(latest.runs)]) else latest.maps
+            done = msgspec.structs.replace(latest, maps=maps)
+            if latest.lost and len(runs) < times:
+                worker.revive()
+        return msgspec.structs.replace(done, runs=runs), worker.ready.release
 
 
 def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | None, out: str | None) -> int:
@@ -211,9 +254,9 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
     destination = _named(out) or Path(path).with_suffix(".min.json")
     if destination.exists():
         raise UserError(f"{destination} is there already; name another file with --out")
-    done, _ = _replayed(target, where, file.trace, 1)
+    done, _ = _replayed(target, where, file.trace, 1, options.limits)
     failure = _chosen(done.runs[0], fingerprint, path, target)
-    confirmed = confirm(target, where, file.trace, failure, shrink=True)
+    confirmed = confirm(target, where, file.trace, failure, shrink=True, limits=options.limits)
     small, found = wire.trace_of(confirmed.trace), confirmed.failure or failure
     try:
         destination.write_bytes(encode(TraceFile(small, evidence=evidence(found))))

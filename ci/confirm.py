@@ -1,94 +1,118 @@
 """Confirming a failure: replayed in fresh processes, and shrunk where nobody else can be hurt.
 
-A failure that loses the device (an illegal access on a GPU) ends its process every time, so each replay and
-each candidate of the shrinker that fails costs a process; the shrinker is given few.
+An ordinary failure is replayed and shrunk inside one fresh process. One that ends its process every time (a
+crash, a hang, a lost device), or whose candidates do, is run candidate by candidate from here, each that
+fails at the cost of a process.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from kvproof.ci import wire
-from kvproof.ci.process import Worker
+from kvproof.ci.isolation import RUNS_TO_GROW, failure_of
+from kvproof.ci.process import Limits, Seat, Worker, WorkerDied
 from kvproof.model.trace import Trace
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import HANG, OUT_OF_MEMORY, Failure
 from kvproof.properties.lanes import Lane
 from kvproof.properties.shrink import Shrinker
 
 REPLAYS: Final = 3
 SHRINK_RUNS: Final = 4000
-_SHRINK_RUNS_LOST: Final = 60
-_MOST_LOST: Final = 8
-"""Candidates that may lose the device before an ordinary failure is reported as small as it then is."""
+_MOST_DEATHS_FORKED: Final = 1000
+_MOST_DEATHS_LOADED: Final = 40
+"""Candidates that may cost a process each while one failure is shrunk: milliseconds where it can be forked,
+else as long as it takes to load the target."""
+
+_MOST_HANGS: Final = 40
+_IMPATIENCE: Final = 15
+"""While a hang is being shrunk, it counts after this part of its limit; what is left is replayed with all."""
+
+_SHORTEST_HANG_SECONDS: Final = 1.0
+_SPARES: Final = 3
 
 
-def confirm(target: str, lane: Lane, trace: Trace, failure: Failure, *, shrink: bool) -> wire.Confirmed:
-    """Replay `REPLAYS` times in a fresh process (one process each when the device is lost), and shrink."""
-    if not failure.lost:
-        return _confirm_ordinary(target, lane, wire.text_of(trace), failure, shrink=shrink)
-    runner = _Runner(target, lane, failure)
-    with runner.closing():
-        failed = sum(runner.step(trace) is not None for _ in range(REPLAYS))
-        small, runs = trace, 0
-        if failed and shrink:
-            shrinker = Shrinker(runner.step, trace, most_runs=_SHRINK_RUNS_LOST)
-            small, runs = shrinker.shrink(), shrinker.runs
-        failed_small = sum(runner.step(small) is not None for _ in range(REPLAYS)) if runs else failed
-    last = replace(failure, step=len(small.ops) - 1) if failed else None
+def confirm(
+    target: str, lane: Lane, trace: Trace, failure: Failure, *, shrink: bool, limits: Limits | None = None
+) -> wire.Confirmed:
+    """Replay `REPLAYS` times in a fresh process (one process each when the process goes with it), and
+    shrink."""
+    seat = Seat(limits=limits or Limits(), spares=_SPARES)
+    text = wire.text_of(trace)
+    if not failure.lost and not failure.deadly:
+        request = wire.Confirm(text, failure, REPLAYS, SHRINK_RUNS if shrink else 0)
+        with Worker(target, lane, seat) as worker:
+            try:
+                done = worker.ask(request, wire.Confirmed)
+                if not done.lost:
+                    return done
+            except WorkerDied:
+                pass  # by another failure, which its own trace will show; one at a time, then
+    with Worker(target, lane, seat) as worker:
+        return _confirm_apart(Attempts(worker, failure), trace, shrink=shrink)
+
+
+def _confirm_apart(attempts: "Attempts", trace: Trace, *, shrink: bool) -> wire.Confirmed:
+    failed = sum(attempts.step(trace) is not None for _ in range(REPLAYS))
+    small, runs, failed_small = trace, 0, failed
+    if failed and shrink:
+        shrinker = Shrinker(attempts.hasty_step, trace, most_runs=SHRINK_RUNS)
+        small, runs = shrinker.shrink(), shrinker.runs
+        failed_small = sum(attempts.step(small) is not None for _ in range(REPLAYS))
+        if not failed_small:
+            small, failed_small = trace, failed
+    last = None
+    if failed:
+        last = replace(attempts.last, step=max(0, len(small.ops) - 1))
     return wire.Confirmed(failed, REPLAYS, wire.text_of(small), last, None, runs, failed_small)
 
 
-def _confirm_ordinary(
-    target: str, lane: Lane, text: str, failure: Failure, *, shrink: bool
-) -> wire.Confirmed:
-    """In one process, or in several when a candidate of the shrinker loses the device by another failure."""
-    avoid: list[str] = []
-    failed: int | None = None
-    runs = 0
-    while True:
-        most_runs = SHRINK_RUNS if shrink and len(avoid) <= _MOST_LOST else 0
-        request = wire.Confirm(text, failure, REPLAYS, most_runs, tuple(avoid))
-        with Worker(target, lane) as worker:
-            done = worker.ask(request, wire.Confirmed)
-        runs += done.runs
-        failed = done.failed if failed is None else failed
-        if not done.lost:
-            return msgspec.structs.replace(done, failed=failed, runs=runs)
-        avoid.append(done.lost_by)
-        text = done.trace
+class Attempts:
+    """Runs traces in a worker that is revived whenever one took its process. last: the failure as it last
+    came."""
 
-
-class _Runner:
-    """Runs candidates in a worker that is replaced whenever one took its device."""
-
-    def __init__(self, target: str, lane: Lane, failure: Failure) -> None:
-        self._target = target
-        self._lane = lane
-        self._failure = failure
-        self._worker: Worker | None = None
+    def __init__(self, worker: Worker, failure: Failure) -> None:
+        self._worker = worker
+        self._sought = failure
+        self.last = failure
+        self._hangs = failure.divergence == HANG
+        self._deaths_left = _MOST_DEATHS_FORKED if worker.forks else _MOST_DEATHS_LOADED
+        if self._hangs:
+            self._deaths_left = _MOST_HANGS
 
     def step(self, trace: Trace) -> int | None:
         """Index of the op that fails with the fingerprint, or None."""
-        if self._worker is None:
-            self._worker = Worker(self._target, self._lane)
-        request = wire.Confirm(wire.text_of(trace), self._failure, 1, 0)
-        done = self._worker.ask(request, wire.Confirmed)
-        if done.lost:
-            self._end()
-        return None if done.failure is None else done.failure.step
+        return self._step(trace, self._worker.seat.limits.hang_seconds)
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """End the last worker, whatever happens."""
+    def hasty_step(self, trace: Trace) -> int | None:
+        """The same for a shrinker: with less patience, and None once enough processes have gone."""
+        if self._deaths_left <= 0:
+            return None
+        patience = self._worker.seat.limits.hang_seconds
+        if self._hangs:
+            patience = max(_SHORTEST_HANG_SECONDS, patience / _IMPATIENCE)
+        before = self._worker.restarts
+        found = self._step(trace, patience)
+        self._deaths_left -= self._worker.restarts - before
+        return found
+
+    def _step(self, trace: Trace, hang_seconds: float) -> int | None:
+        worker = self._worker
+        times = RUNS_TO_GROW if self._sought.divergence == OUT_OF_MEMORY else 1
+        request = wire.Replay(wire.text_of(trace), times, self._sought)
+        found: Failure | None
         try:
-            yield
-        finally:
-            self._end()
+            done = worker.insist(request, wire.Replayed, hang_seconds=hang_seconds)
+        except WorkerDied as died:
+            worker.revive()
+            found = failure_of(died.death, worker.ready.path)
+        else:
+            if done.lost:
+                worker.revive()
+            found = next((failure for run in done.runs for failure in run if self._is_sought(failure)), None)
+        if found is None or not self._is_sought(found):
+            return None
+        self.last = found
+        return found.step
 
-    def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+    def _is_sought(self, failure: Failure) -> bool:
+        return failure.fingerprint == self._sought.fingerprint

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 
 import msgspec
 
@@ -16,6 +17,7 @@ def doctor(*, as_json: bool) -> int:
     """Check the machine, then every control. 0 when all is well, 3 otherwise."""
     # Must stand before Triton's first import: the kernel plants are hunted in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
+    from kvproof.ci.deadly import deadly_controls
     from kvproof.properties.controls import all_controls
 
     facts = _machine()
@@ -24,7 +26,7 @@ def doctor(*, as_json: bool) -> int:
             print(f"{name:<12} {fact}")
     failed = skipped = total = 0
     rows = []
-    for control in all_controls():
+    for control in chain(all_controls(), deadly_controls()):
         total += 1
         skipped += control.outcome == "cannot run here"
         failed += not control.passed and control.outcome != "cannot run here"

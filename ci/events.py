@@ -21,6 +21,27 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """An earlier run of this campaign is gone on with. leases, checked, failures, confirmed: how far it came;
+    elapsed: in how many seconds; damage: what of it could not be used, and runs again."""
+
+    leases: int
+    checked: int
+    failures: int
+    confirmed: int
+    elapsed: float
+    damage: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAhead:
+    """A verdict that came before its turn: it is told by LeaseFinished once it is due."""
+
+    verdict: LeaseDone
+    allocator: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseFinished:
     """A verdict, in order of lease numbers. checked: ops so far; elapsed: seconds so far."""
 
@@ -40,6 +61,22 @@ class FailureFound:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReplaced:
+    """A worker's process ended for no fault of the target that could be shown. why: one line."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confirming:
+    """A failure is about to be replayed and shrunk. number: of so many, from 1."""
+
+    failure: Failure
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailureConfirmed:
     """Replayed in a fresh process and shrunk. known: the reviewed reason, when it is a known fault."""
 
@@ -51,7 +88,8 @@ class FailureConfirmed:
 
 @dataclass(slots=True)
 class Finished:
-    """The end. checked: ops by allocator and lane; problems: why this campaign proves less than it should."""
+    """The end. checked: ops by allocator and lane; problems: why this campaign proves less than it should.
+    replaced: processes that ended by somebody else's doing."""
 
     exit_code: int
     elapsed: float
@@ -61,9 +99,20 @@ class Finished:
     skipped: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    replaced: int = 0
 
 
-Event = Started | LeaseFinished | FailureFound | FailureConfirmed | Finished
+Event = (
+    Started
+    | Resumed
+    | LeaseAhead
+    | LeaseFinished
+    | FailureFound
+    | WorkerReplaced
+    | Confirming
+    | FailureConfirmed
+    | Finished
+)
 
 
 class Reporter(Protocol):

@@ -14,8 +14,19 @@ from rich.markup import escape
 from rich.status import Status
 
 from kvproof.ci import wire
-from kvproof.ci.events import Event, FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
+from kvproof.ci.events import (
+    Confirming,
+    Event,
+    FailureConfirmed,
+    FailureFound,
+    Finished,
+    LeaseFinished,
+    Resumed,
+    Started,
+    WorkerReplaced,
+)
 from kvproof.ci.render import failure_lines, heading
+from kvproof.model.errors import InfrastructureError
 
 LINE_EVERY_SECONDS: Final = 5.0
 _MEANING: Final = {
@@ -39,6 +50,8 @@ class TerminalReporter:
         self._status: Status | None = None
         self._said = time.monotonic()
         self._target = ""
+        self._seed = 0
+        self._leases = 0
         self._found = 0
 
     def __enter__(self) -> "TerminalReporter":
@@ -52,6 +65,11 @@ class TerminalReporter:
     ) -> None:
         if self._status is not None:
             self._status.stop()
+        if self._target and isinstance(error, (KeyboardInterrupt, InfrastructureError)):
+            self._print(
+                f"kept        {self._leases} leases and {self._found} distinct failures in {self._folder};"
+                f" the same command with --seed {self._seed} --out {quote(str(self._folder))} goes on there"
+            )
 
     def report(self, event: Event) -> None:
         """See Reporter."""
@@ -60,6 +78,12 @@ class TerminalReporter:
                 self._start(event)
             case LeaseFinished():
                 self._progress(event)
+            case Resumed():
+                self._resume(event)
+            case WorkerReplaced(why):
+                self._print(why)
+            case Confirming(failure, number, of):
+                self._show(f"replaying and shrinking {failure.fingerprint}, failure {number} of {of}")
             case FailureFound(failure, _, lease):
                 self._found += 1
                 self._print(f"found {heading(failure)} (lease {lease}); confirmed at the end")
@@ -72,7 +96,7 @@ class TerminalReporter:
         self._console.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
     def _start(self, event: Started) -> None:
-        self._target = event.target
+        self._target, self._seed = event.target, event.seed
         lanes = ", ".join(f"{name} ({ready.path})" for name, ready in event.ready.items())
         self._print(f"target      {next(iter(event.ready.values())).name}", style="bold")
         self._print(f"allocators  {', '.join(event.allocators)}")
@@ -84,12 +108,26 @@ class TerminalReporter:
         if stood_in:
             self._print(f"stood in    {', '.join(stood_in)}")
 
+    def _resume(self, event: Resumed) -> None:
+        self._leases, self._found = event.leases, event.failures
+        for damage in event.damage:
+            self._print(f"damaged     {damage}; what it held runs again")
+        self._print(
+            f"resumed     {event.leases} leases, {event.checked:,} ops and {event.failures} distinct failures"
+            f" are there from before ({event.confirmed} reported), {event.elapsed:.0f} s spent"
+        )
+
     def _progress(self, event: LeaseFinished) -> None:
         rate = event.checked / event.elapsed if event.elapsed else 0.0
         text = (
             f"{event.elapsed:6.0f} s  lease {event.verdict.lease}  {event.checked:,} ops checked"
             f"  {rate:,.0f} ops/s  {self._found} distinct failures"
         )
+        self._leases = event.verdict.lease + 1
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        """Progress: where it stands, or now and then a line."""
         if self._status is not None:
             self._status.update(text)
         elif time.monotonic() - self._said >= LINE_EVERY_SECONDS:
@@ -124,6 +162,8 @@ class TerminalReporter:
             self._print(f"skipped    {count:>12,}  {name} (the target has no such call)")
         for kind, left in event.accepted.items():
             self._print(f"accepted   {kind}: {left}")
+        if event.replaced:
+            self._print(f"replaced   {event.replaced:>12,}  workers that ended by somebody else's doing")
         for problem in event.problems:
             self._print(f"problem    {problem}", style="bold red")
         self._print(f"marks      {len(event.marks)} reached")

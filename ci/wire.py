@@ -3,6 +3,8 @@
 Traces travel in their file form (`corpus.format`), so a message can be read, stored and replayed by hand.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,39 +19,47 @@ from kvproof.properties.pagemap import PageMaps
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a worker: load this target."""
+    """The first message to a worker: load this target. journal: the file made for it by `journal.set_aside`.
+    The rest as in `protocol.Ticket`."""
 
     target: str
     path: str
     device: str
     audited: bool
+    journal: str
+    fence: str = ""
+    sanitizer_log: str = ""
+
+
+class Revive(msgspec.Struct, tag=True, frozen=True):
+    """To a worker that has said Gone: go on in a fresh process; answered by Born."""
 
 
 class RunLease(msgspec.Struct, tag=True, frozen=True):
-    """Run this lease; answered by LeaseDone."""
+    """Run this lease, or go on with it (see `run_lease`); answered by any number of TraceDone and a
+    LeaseEnd."""
 
     lease: Lease
+    first: int = 0
+    left: int | None = None
 
 
 class Confirm(msgspec.Struct, tag=True, frozen=True):
-    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result.
-
-    A failure that loses the device is replayed once: there is no second time in a process. avoid: candidates
-    that are known to lose it.
-    """
+    """Replay a failing trace `times` times, shrink it (most_runs 0: do not), replay the result."""
 
     trace: str
     failure: Failure
     times: int
     most_runs: int
-    avoid: tuple[str, ...] = ()
 
 
 class Replay(msgspec.Struct, tag=True, frozen=True):
-    """Run a trace `times` times, whatever comes; answered by Replayed."""
+    """Run a trace `times` times; answered by Replayed. seek: look for this failure only, in the way in which
+    it was found, and draw no maps; None: whatever comes."""
 
     trace: str
     times: int
+    seek: Failure | None = None
 
 
 class RunControls(msgspec.Struct, tag=True, frozen=True):
@@ -64,6 +74,20 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     path: str
     capabilities: Capabilities
     stood_in: tuple[str, ...]
+
+
+class Born(msgspec.Struct, tag=True, frozen=True):
+    """A process serves from now on. forks: whether another can be had of this worker in no time (Revive)."""
+
+    pid: int
+    forks: bool
+
+
+class Gone(msgspec.Struct, tag=True, frozen=True):
+    """The serving process has ended; the worker can be revived. status: its exit status, negative for a
+    signal."""
+
+    status: int
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -81,7 +105,7 @@ class FoundLine(msgspec.Struct, frozen=True):
 
 
 class LeaseDone(msgspec.Struct, tag=True, frozen=True):
-    """A verdict. Times stay out of it (see `properties.lease`). lost: the worker ends with it."""
+    """A verdict, of a lease or of some traces of it. Times stay out of it (see `properties.lease`)."""
 
     lease: int
     lane: str
@@ -94,13 +118,25 @@ class LeaseDone(msgspec.Struct, tag=True, frozen=True):
     marks: dict[str, int]
     seen: dict[str, int]
     found: list[FoundLine]
+
+
+class TraceDone(msgspec.Struct, tag=True, frozen=True):
+    """What one trace of a lease came to. left: ops of the lease behind it. lost: the process ends with it."""
+
+    part: LeaseDone
+    left: int
     lost: bool = False
+
+
+class LeaseEnd(msgspec.Struct, tag=True, frozen=True):
+    """Nothing is left of the lease."""
 
 
 class Confirmed(msgspec.Struct, tag=True, frozen=True):
     """failed of times: replays of the trace as found. trace: the smallest; runs: candidates tried.
-    failed_small: replays of it that failed. lost: the worker ends with this; lost_by: the candidate to blame,
-    `trace` being the smallest so far. failure, maps: of the smallest; None when it never came again."""
+    failed_small: replays of it that failed. failure, maps: of the smallest; None when it never came again.
+    lost: some candidate took the device, and the process ends with it; nothing else here is to be
+    believed."""
 
     failed: int
     times: int
@@ -110,7 +146,6 @@ class Confirmed(msgspec.Struct, tag=True, frozen=True):
     runs: int = 0
     failed_small: int = 0
     lost: bool = False
-    lost_by: str = ""
 
 
 class Replayed(msgspec.Struct, tag=True, frozen=True):
@@ -131,8 +166,8 @@ class ControlsDone(msgspec.Struct, tag=True, frozen=True):
     missed: tuple[str, ...]
 
 
-Request = Setup | RunLease | Confirm | Replay | RunControls
-Reply = Ready | Refused | LeaseDone | Confirmed | Replayed | ControlsDone
+Request = Setup | Revive | RunLease | Confirm | Replay | RunControls
+Reply = Ready | Born | Gone | Refused | TraceDone | LeaseEnd | Confirmed | Replayed | ControlsDone
 
 _requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
 _replies: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Reply)
@@ -180,5 +215,36 @@ def lease_done(verdict: Verdict) -> LeaseDone:
         marks={mark.name: verdict.marks[mark] for mark in Mark if verdict.marks[mark]},
         seen=dict(sorted(verdict.seen.items())),
         found=[FoundLine(found.failure, text_of(found.trace)) for found in verdict.found.values()],
-        lost=verdict.lost,
+    )
+
+
+def joined(lease: int, lane: str, parts: Iterable[LeaseDone]) -> LeaseDone:
+    """One verdict of its parts, in the order of the traces: the same as if nothing had come between them."""
+    skipped, marks, seen = Counter[str](), Counter[str](), Counter[str]()
+    accepted: dict[str, str] = {}
+    found: dict[str, FoundLine] = {}
+    traces = relations = checked = idle = 0
+    for part in parts:
+        traces += part.traces
+        relations += part.relations
+        checked += part.checked
+        idle += part.idle
+        skipped.update(part.skipped)
+        marks.update(part.marks)
+        seen.update(part.seen)
+        accepted.update(part.accepted)
+        for line in part.found:
+            found.setdefault(line.failure.fingerprint, line)
+    return LeaseDone(
+        lease=lease,
+        lane=lane,
+        traces=traces,
+        relations=relations,
+        checked=checked,
+        idle=idle,
+        skipped=dict(sorted(skipped.items())),
+        accepted=dict(sorted(accepted.items())),
+        marks={mark.name: marks[mark.name] for mark in Mark if marks[mark.name]},
+        seen=dict(sorted(seen.items())),
+        found=list(found.values()),
     )

@@ -1,25 +1,44 @@
-"""A worker: one process, one loaded target, requests on standard input, replies on standard output.
+"""A worker: one loaded target, requests on standard input, replies on standard output.
 
-Started as `python -m kvproof.ci.worker` by `process.py`, which sets Triton's environment first. Whatever a
-target prints goes to standard error, so that it cannot garble a reply. Not here: what happens when a worker
-dies or hangs.
+Started as `python -m kvproof.ci.worker` by `process.py`, which sets Triton's environment first. It loads the
+target and then forks: the child serves, the parent waits for it, tells how it ended, and forks another when
+asked to, in milliseconds, with torch and the target loaded. So a call that kills its process costs a fork and
+not a start. Where CUDA was touched while the target was loaded a fork cannot use it, and the process serves
+itself.
+
+Whatever a target prints goes to standard error, so that it cannot garble a reply. Not here: noticing that a
+process hangs or eats up memory, and what becomes of the lease (`process.py`, `isolation.py`).
 """
 
+import contextlib
+import ctypes
+import gc
 import os
 import signal
 import sys
-from typing import BinaryIO
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Final
 
 import msgspec
 
 from kvproof.ci import lifeline, wire
+from kvproof.ci.journal import Journal
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
 from kvproof.model.errors import KvproofError
-from kvproof.properties import controls, replay
+from kvproof.properties import controls, replay, witness
 from kvproof.properties.hypothesis_lane import run_hypothesis_lease
-from kvproof.properties.lease import run_lease
+from kvproof.properties.lease import Verdict, run_lease
 from kvproof.properties.pagemap import page_maps
+
+_BAD_FORK: Final = 86
+"""Exit status of a child that cannot use CUDA because its parent has touched it."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+Say = Callable[[wire.Reply], None]
 
 
 def main() -> int:
@@ -28,77 +47,189 @@ def main() -> int:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     lifeline.hold(sys.stdin.fileno())
-    target: Target | None = None
-    for line in sys.stdin.buffer:
-        try:
-            request = wire.request_of(line)
-            if target is None and isinstance(request, wire.Setup):
-                target = _load(request)
-                reply: wire.Reply = _ready(target)
-            elif target is None:
-                reply = wire.Refused("the first request must be Setup", 3)
-            else:
-                reply = _serve(target, request)
-        except KvproofError as error:
-            reply = wire.Refused(str(error), error.exit_code)
-        except msgspec.MsgspecError as error:
-            reply = wire.Refused(f"not a request: {error}", 3)
+
+    def say(reply: wire.Reply) -> None:
         _send(replies, reply)
-        if isinstance(reply, wire.LeaseDone | wire.Confirmed | wire.Replayed) and reply.lost:
-            return 0  # the device is lost to this process; whoever asks next needs another
+
+    loaded = _loaded(say)
+    if loaded is not None:
+        target, setup = loaded
+        # What loading left is there for good: no collection has to walk through it, nor a fork to copy it.
+        gc.collect()
+        gc.freeze()
+        if setup.sanitizer_log or not _serve_in_children(target, setup, say):
+            say(wire.Born(os.getpid(), forks=False))
+            _serve_all(target, say)
     return 0
 
 
+def _loaded(say: Say) -> tuple[Target, wire.Setup] | None:
+    """The target, once somebody has asked for one that can be had."""
+    for line in sys.stdin.buffer:
+        try:
+            setup = wire.request_of(line)
+            if not isinstance(setup, wire.Setup):
+                say(wire.Refused("the first request must be Setup", 3))
+                continue
+            target = _load(setup)
+        except KvproofError as error:
+            say(wire.Refused(str(error), error.exit_code))
+        except msgspec.MsgspecError as error:
+            say(wire.Refused(f"not a request: {error}", 3))
+        else:
+            say(_ready(target))
+            return target, setup
+    return None
+
+
 def _send(replies: BinaryIO, reply: wire.Reply) -> None:
-    replies.write(wire.to_line(reply))
+    # A process may end in the middle of a reply: what follows it there begins a line of its own.
+    replies.write(b"\n" * isinstance(reply, wire.Gone) + wire.to_line(reply))
     replies.flush()
 
 
 def _load(setup: wire.Setup) -> Target:
-    import torch
+    # Before the target: its constructor may run calls of its own.
+    witness.install(Journal(Path(setup.journal)))
+    ticket = Ticket("", setup.path, setup.device, setup.audited, setup.fence, setup.sanitizer_log)
+    target = load_target(setup.target, ticket)
+    if "torch" in sys.modules:
+        import torch
 
-    # Calls are small; threads would only fight over the cores that other workers use.
-    torch.set_num_threads(1)
-    return load_target(setup.target, Ticket("", setup.path, setup.device, setup.audited))
+        # Calls are small; threads would only fight over the cores that other workers use.
+        torch.set_num_threads(1)
+    return target
 
 
 def _ready(target: Target) -> wire.Ready:
     return wire.Ready(target.name, target.release, target.path, target.capabilities, target.stood_in)
 
 
-def _serve(target: Target, request: wire.Request) -> wire.Reply:
+# --- children ----------------------------------------------------------------------------------------
+
+
+def _serve_in_children(target: Target, setup: wire.Setup, say: Say) -> bool:
+    """Serve from forked processes, one after the other. False when they could not use the device."""
+    while True:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python warns of threads in the parent: the lifeline and idle thread pools, which hold no locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            os._exit(_child(target, setup, say, parent))
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _BAD_FORK:
+            return False
+        try:
+            say(wire.Gone(os.waitstatus_to_exitcode(status)))
+        except OSError:
+            return True
+        if not _revived():
+            return True
+
+
+def _revived() -> bool:
+    """Wait to be asked for another process. False when nobody will. What was meant for the dead one is
+    dropped: who sent it hears that it is gone."""
+    for line in sys.stdin.buffer:
+        with contextlib.suppress(msgspec.MsgspecError):
+            if isinstance(wire.request_of(line), wire.Revive):
+                return True
+    return False
+
+
+def _child(target: Target, setup: wire.Setup, say: Say, parent: int) -> int:
+    """The life of a serving process; its exit status. It ends with its parent, whose lifeline is its own."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 0
+    try:
+        if setup.device != "cpu":
+            import torch
+
+            if torch.cuda._is_in_bad_fork():
+                return _BAD_FORK
+        say(wire.Born(os.getpid(), forks=True))
+        _serve_all(target, say)
+        return 0
+    except BrokenPipeError:
+        return 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    finally:
+        sys.stderr.flush()
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def _serve_all(target: Target, say: Say) -> None:
+    """Answer requests until there are no more, or until the device is lost to this process."""
+    for line in sys.stdin.buffer:
+        try:
+            lost = answer(target, wire.request_of(line), say)
+        except KvproofError as error:
+            lost = False
+            say(wire.Refused(str(error), error.exit_code))
+        except msgspec.MsgspecError as error:
+            lost = False
+            say(wire.Refused(f"not a request: {error}", 3))
+        if lost:
+            return
+
+
+def answer(target: Target, request: wire.Request, say: Say) -> bool:
+    """Answer one request. Whether the device was lost on it, after which this process can answer no other."""
     match request:
-        case wire.RunLease(lease):
-            run = run_hypothesis_lease if lease.lane == "hypothesis" else run_lease
-            return wire.lease_done(run(target, lease))
+        case wire.RunLease():
+            return _run_lease(target, request, say)
         case wire.Confirm():
-            return _confirm(target, request)
+            confirmed = _confirm(target, request)
+            say(confirmed)
+            return confirmed.lost
         case wire.Replay():
-            return _replay(target, request)
+            replayed = _replay(target, request)
+            say(replayed)
+            return replayed.lost
         case wire.RunControls():
-            return _controls()
-        case wire.Setup():
-            return wire.Refused("a worker serves one target", 3)
+            say(_controls())
+        case wire.Setup() | wire.Revive():
+            say(wire.Refused("a worker serves one target, and is revived when it is gone", 3))
+    return False
 
 
-def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
+def _run_lease(target: Target, request: wire.RunLease, say: Say) -> bool:
+    def tell(part: Verdict, left: int) -> None:
+        say(wire.TraceDone(wire.lease_done(part), left, part.lost))
+
+    lease = request.lease
+    if lease.lane == "hypothesis":
+        verdict = run_hypothesis_lease(target, lease, tell=tell)
+    else:
+        verdict = run_lease(target, lease, first=request.first, left=request.left, tell=tell)
+    say(wire.LeaseEnd())
+    return verdict.lost
+
+
+def _confirm(target: Target, request: wire.Confirm) -> wire.Confirmed:
     trace, failure = wire.trace_of(request.trace), request.failure
-    if failure.lost:
-        result = replay.replay(target, trace, relations=False, misuse_fails=False)
-        found = result.get(failure.fingerprint)
-        failed = int(found is not None)
-        return wire.Confirmed(failed, 1, request.trace, found, failed_small=failed, lost=result.lost)
-    again = [replay.find(target, trace, failure) for _ in range(request.times)]
+    lost = wire.Confirmed(0, request.times, request.trace, lost=True)
+    again = []
+    for _ in range(request.times):
+        result = replay.attempt(target, trace, failure)
+        if result.lost:
+            return lost
+        again.append(result.get(failure.fingerprint))
     failed = sum(found is not None for found in again)
     if not failed:
         return wire.Confirmed(0, request.times, request.trace)
     small, runs = trace, 0
     if request.most_runs:
-        avoid = [wire.trace_of(text) for text in request.avoid]
-        small, runs, lost_by = replay.shrink(target, trace, failure, most_runs=request.most_runs, avoid=avoid)
-        if lost_by is not None:
-            text, by = wire.text_of(small), wire.text_of(lost_by)
-            return wire.Confirmed(failed, request.times, text, failure, runs=runs, lost=True, lost_by=by)
+        small, runs, was_lost = replay.shrink(target, trace, failure, most_runs=request.most_runs)
+        if was_lost:
+            return lost
     finds = [replay.find(target, small, failure) for _ in range(request.times)]
     last = next((found for found in finds if found is not None), failure)
     failed_small = sum(found is not None for found in finds)
@@ -106,18 +237,19 @@ def _confirm(target: Target, request: wire.Confirm) -> wire.Reply:
     return wire.Confirmed(failed, request.times, wire.text_of(small), last, maps, runs, failed_small)
 
 
-def _replay(target: Target, request: wire.Replay) -> wire.Reply:
-    trace = wire.trace_of(request.trace)
+def _replay(target: Target, request: wire.Replay) -> wire.Replayed:
+    trace, seek = wire.trace_of(request.trace), request.seek
     results = []
     for _ in range(request.times):
-        results.append(replay.replay(target, trace))
+        results.append(replay.replay(target, trace) if seek is None else replay.attempt(target, trace, seek))
         if results[-1].lost:
-            return wire.Replayed([results[-1].failures], None, {}, {}, results[-1].tally.checked, lost=True)
+            break
     failures = [result.failures for result in results]
     first = next((run[0] for run in failures if run), None)
-    maps = None if first is None else page_maps(target, trace, first)
+    lost = results[-1].lost
+    maps = None if first is None or lost or seek is not None else page_maps(target, trace, first)
     tally = results[-1].tally
-    return wire.Replayed(failures, maps, tally.accepted, dict(tally.skipped), tally.checked)
+    return wire.Replayed(failures, maps, tally.accepted, dict(tally.skipped), tally.checked, lost)
 
 
 def _controls() -> wire.Reply:

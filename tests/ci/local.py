@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvproof.ci import wire, worker
+from kvproof.ci.process import Seat, TellTrace
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
 from kvproof.model.errors import InfrastructureError, UserError
@@ -27,10 +28,14 @@ class LocalWorker:
 
     made: ClassVar[list[LocalWorker]] = []
 
-    def __init__(self, target: str, lane: Lane) -> None:
+    def __init__(self, target: str, lane: Lane, seat: Seat | None = None) -> None:
         assert not lane.audited
         self.target: Target = load_target(target, Ticket(path=lane.path, device=lane.device))
         self.ready = worker._ready(self.target)
+        self.seat = seat or Seat()
+        self.pid = self.parent = os.getpid()
+        self.forks = True
+        self.restarts = 0
         self.asked: list[wire.Request] = []
         self.closed = False
         self.thread = threading.current_thread()
@@ -42,19 +47,42 @@ class LocalWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         self.closed = True
 
-    def ask(self, request: wire.Request, reply_type: type[Any]) -> Any:
+    def revive(self) -> None:
+        self.restarts += 1
+
+    def ask(
+        self,
+        request: wire.Request,
+        reply_type: type[Any],
+        tell: TellTrace | None = None,
+        *,
+        hang_seconds: float | None = None,
+    ) -> Any:
         self.asked.append(request)
-        # There and back as on the pipe.
-        reply = wire.reply_of(
-            wire.to_line(worker._serve(self.target, wire.request_of(wire.to_line(request))))
-        )
+        replies: list[wire.Reply] = []
+
+        def say(reply: wire.Reply) -> None:
+            # There and back as on the pipe.
+            heard = wire.reply_of(wire.to_line(reply))
+            if isinstance(heard, wire.TraceDone) and tell is not None:
+                tell(heard)
+            else:
+                replies.append(heard)
+
+        worker.answer(self.target, wire.request_of(wire.to_line(request)), say)
+        (reply,) = replies
         if isinstance(reply, wire.Refused):
             raise (UserError if reply.exit_code == 2 else InfrastructureError)(reply.message)
         assert isinstance(reply, reply_type)
         return reply
+
+    def insist(
+        self, request: wire.Request, reply_type: type[Any], *, hang_seconds: float | None = None
+    ) -> Any:
+        return self.ask(request, reply_type, hang_seconds=hang_seconds)
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:

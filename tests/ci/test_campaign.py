@@ -13,7 +13,7 @@ import pytest
 
 from kvproof.ci import campaign, confirm, events, wire
 from kvproof.ci.campaign import Campaign, Plan
-from kvproof.ci.folder import FolderReporter
+from kvproof.ci.folder import FolderReporter, open_folder
 from kvproof.ci.process import Worker
 from kvproof.corpus.known import Known
 from kvproof.model.config import ALLOCATORS
@@ -62,9 +62,12 @@ def local(monkeypatch):
 
 def run(of, *, known=(), folder=None):
     log = Log()
-    reporters = [log] if folder is None else [log, FolderReporter(folder)]
-    status = Campaign(of, tuple(known), reporters).run()
-    return status, log
+    if folder is None:
+        return Campaign(of, tuple(known), [log]).run(), log
+    record = of.record()
+    with open_folder(folder, record) as taken:
+        reporters = [log, FolderReporter(taken.path, record)]
+        return Campaign(of, tuple(known), reporters, taken).run(), log
 
 
 # --- turns -----------------------------------------------------------------------------------------
@@ -179,10 +182,10 @@ def test_a_failure_outweighs_missing_work(monkeypatch):
 
 
 def test_a_blind_harness_does_not_start(monkeypatch):
-    def blind(self, request, reply_type):
+    def blind(self, request, *rest, **more):
         if isinstance(request, wire.RunControls):
             return wire.ControlsDone(("canary",), ("planted:free-repeats", "planted:x"))
-        return ask(self, request, reply_type)
+        return ask(self, request, *rest, **more)
 
     ask = LocalWorker.ask
     monkeypatch.setattr(LocalWorker, "ask", blind)
@@ -209,7 +212,7 @@ def files(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "campaign.json"
+        if path.is_file() and path.name not in ("campaign.json", "times.jsonl", "waiting.jsonl")
     }
 
 
@@ -226,7 +229,9 @@ def test_a_longer_campaign_begins_with_the_shorter_ones_bytes(tmp_path):
     assert len(long["verdicts.jsonl"].splitlines()) == 9
     assert long["verdicts.jsonl"].startswith(short["verdicts.jsonl"])
     # What the shorter one found, the longer one found in the same trace.
-    assert short.items() - {("verdicts.jsonl", short["verdicts.jsonl"])} <= long.items()
+    varying = ("verdicts.jsonl", "confirmed.jsonl")
+    assert {name: data for name, data in short.items() if name not in varying}.items() <= long.items()
+    assert long["confirmed.jsonl"].startswith(short["confirmed.jsonl"])
 
 
 def test_another_seed_is_another_campaign(tmp_path):
@@ -242,10 +247,10 @@ def test_verdicts_come_in_order_whoever_is_first(monkeypatch, tmp_path):
     done = []
     ask = LocalWorker.ask
 
-    def slow(self, request, reply_type):
+    def slow(self, request, *rest, **more):
         if isinstance(request, wire.RunLease) and request.lease.number == 0:
             assert enough.wait(30)
-        reply = ask(self, request, reply_type)
+        reply = ask(self, request, *rest, **more)
         if isinstance(request, wire.RunLease):
             done.append(request.lease.number)
             if len(done) == 5:
@@ -265,10 +270,10 @@ def test_verdicts_come_in_order_whoever_is_first(monkeypatch, tmp_path):
 def test_what_ends_a_seat_ends_the_campaign(monkeypatch):
     ask = LocalWorker.ask
 
-    def dies(self, request, reply_type):
+    def dies(self, request, *rest, **more):
         if isinstance(request, wire.RunLease) and request.lease.number == 2:
             raise InfrastructureError("a worker died")
-        return ask(self, request, reply_type)
+        return ask(self, request, *rest, **more)
 
     monkeypatch.setattr(LocalWorker, "ask", dies)
     with pytest.raises(InfrastructureError, match="a worker died"):

@@ -190,10 +190,6 @@ def test_cuda_that_is_not_there_is_the_machines_fault(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InfrastructureError, match="torch sees no GPU here"):
         replay(stored(), RunOptions(None, "auto", "cuda"), None, 1, as_json=False)
-    assert commands._device("auto") == "cpu"
+    assert commands.device_for("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert (commands._device("auto"), commands._device("cuda"), commands._device("cpu")) == (
-        "cuda",
-        "cuda",
-        "cpu",
-    )
+    assert [commands.device_for(name) for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]

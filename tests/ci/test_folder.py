@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 
 from kvproof.ci import wire
 from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
-from kvproof.ci.folder import FolderReporter, evidence, fresh_folder
+from kvproof.ci.folder import FolderReporter, evidence, open_folder
+from kvproof.ci.resume import PlanRecord
 from kvproof.corpus.format import Evidence, read
 from kvproof.impl.targets.null import Null
 from kvproof.model.config import Config
@@ -35,33 +37,122 @@ DONE = wire.LeaseDone(
 )  # fmt: skip
 PROMISES = dataclasses.replace(Null.capabilities, refuses=frozenset(MISUSES), lacks=frozenset("edcba"))
 READY = wire.Ready("null", "null", "model", PROMISES, ())
+PLAN = PlanRecord("null", ("paged",), ("seeded",), "auto", "cpu", 1, misuse=False, longest=100)
 STARTED = Started("null", {"seeded": READY}, ("paged",), 1, 1, ("canary",))
 
 
 # --- where it goes ---------------------------------------------------------------------------------
 
 
+def opened(wanted: Path, plan: PlanRecord = PLAN) -> tuple[Path, bool]:
+    """Where a campaign of this plan goes, and whether it goes on behind another."""
+    with open_folder(wanted, plan) as folder:
+        assert folder.journals.is_dir()
+        return folder.path, folder.progress is not None
+
+
+def begun(folder: Path, plan: PlanRecord = PLAN) -> None:
+    """A campaign that was stopped in this folder."""
+    folder.mkdir(exist_ok=True)
+    FolderReporter(folder, plan).report(STARTED)
+
+
 def test_a_new_folder_is_made_with_those_above_it(tmp_path):
-    assert fresh_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    assert (tmp_path / "a" / "b").is_dir()
+    assert opened(tmp_path / "a" / "b") == (tmp_path / "a" / "b", False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_an_empty_folder_is_used(tmp_path):
-    assert fresh_folder(tmp_path) == tmp_path
+    assert opened(tmp_path) == (tmp_path, False)
+
+
+def test_what_was_killed_before_it_did_anything_leaves_an_empty_folder(tmp_path):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "seat0-seeded.journal").touch()
+    (tmp_path / "lock").touch()
+    (tmp_path / ".plan.json.new").write_text("{")
+    assert opened(tmp_path) == (tmp_path, False)
+    assert not (tmp_path / "journal").exists()
 
 
 def test_nothing_is_overwritten(tmp_path):
     wanted = tmp_path / "out"
     for name in ("out", "out-2", "out-3"):
-        folder = fresh_folder(wanted)
-        assert folder == tmp_path / name
+        folder, goes_on = opened(wanted)
+        assert (folder, goes_on) == (tmp_path / name, False)
         (folder / "mine").write_text(name)
     assert [(tmp_path / name / "mine").read_text() for name in ("out", "out-2")] == ["out", "out-2"]
 
 
+def test_a_campaign_that_was_stopped_is_gone_on_with(tmp_path):
+    begun(tmp_path / "out")
+    for _ in range(2):
+        assert opened(tmp_path / "out") == (tmp_path / "out", True)
+    # Nor does it matter which releases the names stood for: that is seen once they are loaded.
+    assert opened(tmp_path / "out", msgspec.structs.replace(PLAN, releases={"seeded": "other"}))[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "reference"},
+        {"allocators": ("paged", "token")},
+        {"lanes": ("hypothesis",)},
+        {"path": "kernels"},
+        {"device": "cuda"},
+        {"seed": 2},
+        {"misuse": True},
+        {"longest": 101},
+        {"format": 2},
+    ],
+    ids=str,
+)
+def test_another_plan_goes_elsewhere(tmp_path, change):
+    """Verdicts of the two could not be told apart."""
+    begun(tmp_path / "out")
+    other = msgspec.structs.replace(PLAN, **change)
+    assert opened(tmp_path / "out", other) == (tmp_path / "out-2", False)
+
+
+def test_a_finished_campaign_is_left_alone(tmp_path):
+    begun(tmp_path / "out")
+    reporter = FolderReporter(tmp_path / "out", PLAN)
+    reporter.report(STARTED)
+    reporter.report(Finished(0, 1.5, 2))
+    assert opened(tmp_path / "out") == (tmp_path / "out-2", False)
+
+
+def test_two_at_a_time_go_to_two_folders(tmp_path):
+    wanted = tmp_path / "out"
+    with open_folder(wanted, PLAN) as one, open_folder(wanted, PLAN) as two:
+        begun(one.path)
+        with open_folder(wanted, PLAN) as three:
+            assert [folder.path.name for folder in (one, two, three)] == ["out", "out-2", "out-3"]
+    assert opened(wanted) == (wanted, True)
+
+
+@pytest.mark.parametrize("left", ["stopped", "finished"])
+def test_who_waited_for_the_lock_sees_what_was_done_meanwhile(tmp_path, monkeypatch, left):
+    """The other one is done between our look at the folder and our lock, and has taken its own away."""
+    before = open_folder(tmp_path, PLAN)
+    flock = fcntl.flock
+
+    def late(file, how):
+        monkeypatch.setattr("kvproof.ci.folder.fcntl.flock", flock)
+        begun(tmp_path)
+        if left == "finished":
+            (tmp_path / "campaign.json").touch()
+        before.__exit__()
+        flock(file, how)
+
+    monkeypatch.setattr("kvproof.ci.folder.fcntl.flock", late)
+    # Ours was the old file, which another could have no more: so we go elsewhere.
+    assert opened(tmp_path) == (tmp_path.with_name(f"{tmp_path.name}-2"), False)
+
+
 def test_what_cannot_be_made_is_the_machines_fault(tmp_path):
     with pytest.raises(InfrastructureError, match=r"--out .*: cannot be written: ") as caught:
-        fresh_folder(tmp_path / ("x" * 300))
+        open_folder(tmp_path / ("x" * 300), PLAN)
     assert "\n" not in str(caught.value)
 
 
@@ -69,7 +160,7 @@ def test_what_cannot_be_made_is_the_machines_fault(tmp_path):
 def test_a_file_in_the_way_is_bad_input(tmp_path, name):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=rf"--out .*{name}: a file is in the way; name a folder"):
-        fresh_folder(tmp_path / name)
+        open_folder(tmp_path / name, PLAN)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -80,14 +171,14 @@ def test_a_full_folder_without_a_name_of_its_own_is_bad_input(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "below")
     (tmp_path / "below" / "mine").touch()
     with pytest.raises(UserError, match="holds something already; name a folder to be made"):
-        fresh_folder(Path(name))
+        open_folder(Path(name), PLAN)
 
 
 # --- what is in it ---------------------------------------------------------------------------------
 
 
 def test_a_verdict_is_one_line_without_times(tmp_path):
-    reporter = FolderReporter(tmp_path)
+    reporter = FolderReporter(tmp_path, PLAN)
     reporter.report(STARTED)
     reporter.report(LeaseFinished(DONE, "paged", 2, 3.25))
     reporter.report(LeaseFinished(msgspec.structs.replace(DONE, lease=1, found=[]), "token", 4, 9.5))
@@ -97,7 +188,6 @@ def test_a_verdict_is_one_line_without_times(tmp_path):
         "lease": 0,
         "lane": "seeded",
         "allocator": "paged",
-        "lost": False,
         "traces": 1,
         "relations": 0,
         "checked": 2,
@@ -123,7 +213,7 @@ def test_a_verdict_is_one_line_without_times(tmp_path):
 
 
 def test_a_failure_is_stored_as_found_and_as_shrunk(tmp_path):
-    reporter = FolderReporter(tmp_path)
+    reporter = FolderReporter(tmp_path, PLAN)
     reporter.report(FailureFound(FAILURE, TRACE, 0))
     found = read(tmp_path / "failures" / f"{FAILURE.fingerprint}.found.json")
     assert (found.trace, found.evidence) == (TRACE, evidence(FAILURE))
@@ -136,7 +226,7 @@ def test_a_failure_is_stored_as_found_and_as_shrunk(tmp_path):
 
 def test_a_failure_that_never_came_again_is_stored_as_it_was(tmp_path):
     confirmed = wire.Confirmed(0, 3, wire.text_of(TRACE))
-    FolderReporter(tmp_path).report(FailureConfirmed(FAILURE, confirmed, None, 1))
+    FolderReporter(tmp_path, PLAN).report(FailureConfirmed(FAILURE, confirmed, None, 1))
     stored = read(tmp_path / "failures" / f"{FAILURE.fingerprint}.json")
     assert (stored.trace, stored.evidence) == (TRACE, evidence(FAILURE, "0 of 3"))
 
@@ -147,7 +237,7 @@ def test_evidence_says_what_the_failure_says():
 
 
 def test_the_summary_holds_plan_machine_and_result(tmp_path):
-    reporter = FolderReporter(tmp_path)
+    reporter = FolderReporter(tmp_path, PLAN)
     reporter.report(STARTED)
     reporter.report(Finished(4, 1.5, 2, {"paged/seeded": 3}, problems=[]))
     summary = json.loads((tmp_path / "campaign.json").read_text())
@@ -161,8 +251,8 @@ def test_the_summary_holds_plan_machine_and_result(tmp_path):
 SUMMARY = """
 import sys
 from pathlib import Path
-from tests.ci.test_folder import STARTED, Finished, FolderReporter
-reporter = FolderReporter(Path(sys.argv[1]))
+from tests.ci.test_folder import PLAN, STARTED, Finished, FolderReporter
+reporter = FolderReporter(Path(sys.argv[1]), PLAN)
 reporter.report(STARTED)
 reporter.report(Finished(0, 1.5, 2))
 """
@@ -184,7 +274,7 @@ def test_the_summary_has_the_same_bytes_in_every_process(tmp_path):
 
 
 def test_a_disk_that_refuses_is_told_in_one_line(tmp_path):
-    reporter = FolderReporter(tmp_path / "gone")
+    reporter = FolderReporter(tmp_path / "gone", PLAN)
     with pytest.raises(InfrastructureError, match="gone: cannot be written: No such file") as caught:
         reporter.report(LeaseFinished(DONE, "paged", 2, 3.0))
     assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ import pytest
 
 from kvproof.ci import wire
 from kvproof.impl.targets.null import Null
+from kvproof.impl.targets.planted.target import Planted
 from kvproof.impl.targets.protocol import Ticket
 from kvproof.model import ops
 from kvproof.model.config import Config
@@ -14,7 +15,7 @@ from kvproof.model.errors import UserError
 from kvproof.model.marks import Mark
 from kvproof.model.trace import Origin, Trace
 from kvproof.properties.failure import Failure
-from kvproof.properties.lease import Lease, Verdict
+from kvproof.properties.lease import Lease, Verdict, run_lease
 from kvproof.properties.pagemap import PageMaps
 from kvproof.properties.space import space_for
 from tests.model.strategies import new
@@ -26,29 +27,28 @@ TRACE = Trace(Config("paged", 16, 4), (new(3, 4), ops.Free((0,), 1, 1)), Origin(
 TEXT = wire.text_of(TRACE)
 SPACE = space_for(Null(Ticket()).capabilities, "paged", misuse=True, slow=True)
 
+PART = wire.LeaseDone(
+    0, "seeded", 1, 2, 3, 4, {"Alloc": 1}, {"double-free": "x"}, {"GROWN": 1}, {"a": 1},
+    [wire.FoundLine(FAILURE, TEXT)],
+)  # fmt: skip
+
 REQUESTS = [
-    wire.Setup("sglang@a b", "kernels", "cpu", True),
+    wire.Setup("sglang@a b", "kernels", "cpu", True, "my folder/ñ.journal", "end", "a.log"),
+    wire.Revive(),
     wire.RunLease(Lease(3, 1 << 40, "null", "seeded", SPACE, 100, 7)),
+    wire.RunLease(Lease(3, 1 << 40, "null", "seeded", SPACE, 100, 7), 12, 88),
     wire.Confirm(TEXT, FAILURE, 3, 100),
     wire.Replay(TEXT, 2),
+    wire.Replay(TEXT, 2, FAILURE),
     wire.RunControls(),
 ]
 REPLIES = [
     wire.Ready("null", "null", "model", Null.capabilities, ("sgl_kernel",)),
+    wire.Born(7, forks=True),
+    wire.Gone(-11),
     wire.Refused("no", 2),
-    wire.LeaseDone(
-        0,
-        "seeded",
-        1,
-        2,
-        3,
-        4,
-        {"Alloc": 1},
-        {"double-free": "x"},
-        {"GROWN": 1},
-        {"a": 1},
-        [wire.FoundLine(FAILURE, TEXT)],
-    ),
+    wire.TraceDone(PART, 3, lost=True),
+    wire.LeaseEnd(),
     wire.Confirmed(3, 3, TEXT, FAILURE, PageMaps("1 free", "1 row 0", "1 free and row 0"), 9, 2),
     wire.Confirmed(0, 3, TEXT),
     wire.Replayed([[FAILURE], []], None, {}, {}, 3),
@@ -118,10 +118,11 @@ def test_equal_verdicts_are_equal_bytes():
             verdict.marks[mark] += 3
         verdict.marks[Mark.SHRUNK] += 0
         verdict.tally.checked, verdict.tally.idle = 5, 6
-        lines.add(wire.to_line(wire.lease_done(verdict)))
+        lines.add(wire.to_line(wire.TraceDone(wire.lease_done(verdict), 0)))
     (line,) = lines
-    done = wire.reply_of(line)
-    assert done == wire.LeaseDone(
+    told = wire.reply_of(line)
+    assert isinstance(told, wire.TraceDone)
+    assert told.part == wire.LeaseDone(
         4, "seeded", 2, 1, 5, 6, {"Alloc": 1, "Resize": 1}, {"Alloc": "left", "Resize": "left"},
         {"REFUSAL": 3, "GROWN": 3}, {"Alloc": 2, "Resize": 2}, [],
     )  # fmt: skip
@@ -134,3 +135,19 @@ def test_a_verdict_carries_the_first_trace_of_each_failure():
     done = wire.lease_done(verdict)
     assert done.seen == {FAILURE.fingerprint: 2}
     assert [(line.failure, wire.trace_of(line.trace)) for line in done.found] == [(FAILURE, TRACE)]
+
+
+def test_parts_join_to_the_verdict_that_they_are_of():
+    """First failures stay first, and what was counted is counted once."""
+    target = Planted(Ticket(":pages-not-taken"))
+    lease = Lease(2, 9, target.name, "seeded", space_for(target.capabilities, "paged"), 900, 30)
+    parts = []
+    whole = wire.lease_done(run_lease(target, lease, tell=lambda part, _: parts.append(wire.lease_done(part))))
+    assert len(parts) == whole.traces > 20
+    assert sum(bool(part.found) for part in parts) > 1
+    assert wire.joined(2, "seeded", parts) == whole
+    halves = [wire.joined(2, "seeded", some) for some in (parts[:7], parts[7:])]
+    assert wire.to_line(wire.TraceDone(wire.joined(2, "seeded", halves), 0)) == wire.to_line(
+        wire.TraceDone(whole, 0)
+    )
+    assert wire.joined(4, "hypothesis", ()) == wire.lease_done(Verdict(4, "hypothesis"))
