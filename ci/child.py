@@ -160,6 +160,8 @@ def _environment(lane: Lane, gpu: str) -> dict[str, str]:
         environment["TRITON_INTERPRET"] = "1"
     else:
         environment.pop("TRITON_INTERPRET", None)
+        # Asking NVML whether there is a GPU leaves CUDA alone, so that a fork can still use it.
+        environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         if gpu:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
     return environment

@@ -241,6 +241,7 @@ class Worker:
                 lane.audited,
                 str(self._journal),
                 lane.fence,
+                lane.sanitizer,
                 "" if log is None else str(log),
             )
         )

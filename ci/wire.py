@@ -28,6 +28,7 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     audited: bool
     journal: str
     fence: str = ""
+    sanitizer: str = ""
     sanitizer_log: str = ""
 
 

@@ -91,7 +91,15 @@ def _send(replies: BinaryIO, reply: wire.Reply) -> None:
 def _load(setup: wire.Setup) -> Target:
     # Before the target: its constructor may run calls of its own.
     witness.install(Journal(Path(setup.journal)))
-    ticket = Ticket("", setup.path, setup.device, setup.audited, setup.fence, setup.sanitizer_log)
+    ticket = Ticket(
+        "",
+        setup.path,
+        setup.device,
+        setup.audited,
+        fence=setup.fence,
+        sanitizer=setup.sanitizer,
+        sanitizer_log=setup.sanitizer_log,
+    )
     target = load_target(setup.target, ticket)
     if "torch" in sys.modules:
         import torch
@@ -148,7 +156,9 @@ def _child(target: Target, setup: wire.Setup, say: Say, parent: int) -> int:
         if setup.device != "cpu":
             import torch
 
-            if torch.cuda._is_in_bad_fork():
+            try:
+                torch.cuda.init()
+            except RuntimeError:
                 return _BAD_FORK
         say(wire.Born(os.getpid(), forks=True))
         _serve_all(target, say)

@@ -151,7 +151,10 @@ static result look_at(struct device *device, int ordinal)
 {
     int id;
     void *context;
-    result error = CALL(cuDeviceGet, &id, ordinal);
+    result error = CALL(cuInit, 0);
+    if (error)
+        return error;
+    error = CALL(cuDeviceGet, &id, ordinal);
     if (error)
         return error;
     device->properties = (struct allocation_properties){
@@ -372,11 +375,7 @@ const char *kvproof_fence_open(const char *library)
         return message;                                                                                       \
     }
     DRIVER(LOOK_UP)
-    result error = cuInit(0);
-    if (error) {
-        snprintf(message, sizeof message, "cuInit: %s", words(error));
-        return message;
-    }
+    /* Not initialised here: a process that has done that cannot fork others that use the GPU. */
     opened = 1;
     return NULL;
 }

@@ -123,7 +123,7 @@ def _compile(compiler: list[str], source: Path, made: Path) -> None:
 def load(library: Path, driver: str = "libcuda.so.1") -> ctypes.CDLL:
     """The compiled allocator, bound to the CUDA driver of that name; its functions are declared in `fence.c`.
 
-    Raises `InstrumentError` when the file cannot be loaded or the driver is missing, too old, or sees no GPU.
+    Raises `InstrumentError` when the file cannot be loaded or the driver is missing or too old.
     """
     try:
         fence = ctypes.CDLL(str(library))

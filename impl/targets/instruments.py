@@ -38,14 +38,16 @@ class Watch:
     allocator's method alone, then `read()` what it returned.
 
     fenced: memory faults in hardware, so no guard words stand in the way, and every launch is waited for.
-    sanitizer_log: of compute-sanitizer, when this process runs under it.
+    sanitizer, sanitizer_log: as in a ticket. memcheck knows where tensors end, so guard words would only hide
+    that; initcheck asks what nobody has written, so nothing is poisoned for it.
     """
 
-    def __init__(self, *, fenced: bool = False, sanitizer_log: str = "") -> None:
+    def __init__(self, *, fenced: bool = False, sanitizer: str = "", sanitizer_log: str = "") -> None:
         self.fenced = fenced
         self.sanitizer_log = sanitizer_log
-        self._guard = OutputGuard(words=0) if fenced else OutputGuard()
+        self._guard = OutputGuard(words=0) if fenced or sanitizer else OutputGuard()
         self._guard.install()
+        self._guards = sanitizer != "initcheck"
         self._log = _sanitizer_log(sanitizer_log) if sanitizer_log else None
         self._auditor: Auditor | None = None
         self._audit: CallAudit | None = None
@@ -81,7 +83,9 @@ class Watch:
             self._cost.install()
             self._installed = True
         self._method = ""
-        if self._auditor is None:
+        if not self._guards:
+            yield
+        elif self._auditor is None:
             with self._guard.call():
                 yield
         else:
@@ -180,7 +184,7 @@ def process_watch(ticket: Ticket) -> Watch:
     install_fence(ticket)
     fenced = bool(ticket.fence)
     if _watch is None:
-        _watch = Watch(fenced=fenced, sanitizer_log=ticket.sanitizer_log)
+        _watch = Watch(fenced=fenced, sanitizer=ticket.sanitizer, sanitizer_log=ticket.sanitizer_log)
     elif ticket.device != "cpu" and (_watch.fenced, _watch.sanitizer_log) != (fenced, ticket.sanitizer_log):
         raise InfrastructureError("fenced and sanitized targets need a process of their own, from its start")
     if ticket.audited:

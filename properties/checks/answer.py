@@ -20,6 +20,7 @@ _OUTSIDE = frozenset(
         "write-out-of-bounds",
         "illegal-access",
         "misaligned-access",
+        "sanitizer",
     }
 )
 _UNDEFINED = frozenset({"undefined-lane-used"})

@@ -58,7 +58,7 @@ def test_gpu_waits_and_recompilations_are_damage():
     assert [subject.apply(calls.AllocCall(n)).damage for n in (3, 5, 3)] == [()] * 3
     (damage,) = subject.apply(calls.AllocCall(16)).damage
     assert (damage.kind, damage.where) == ("recompiled", "length_kernel")
-    assert "test_instruments.py" in damage.detail
+    assert "test_costs_on_gpu.py" in damage.detail
     assert "in alloc" in damage.detail
     (damage,) = subject.apply(calls.FreeSegmentCall([4], 0)).damage
     assert (damage.kind, damage.where) == ("synchronised", "free_segment")
