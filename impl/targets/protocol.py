@@ -108,7 +108,8 @@ class Ticket:
     spec: what follows the target's own name. path: "torch" or "kernels" (compiled on a GPU, interpreted on
     a CPU), or "auto". device: "cpu" or "cuda". audited: every memory access of a kernel is checked. fence:
     "end" or "begin", the side at which each tensor on the GPU ends in memory that faults; "" for none.
-    sanitizer, sanitizer_log: the tool of compute-sanitizer under which this process runs, and where it writes.
+    sanitizer, sanitizer_log: the tool of compute-sanitizer under which this process runs, and where it
+    writes.
     """
 
     spec: str = ""
