@@ -198,14 +198,16 @@ def test_a_verdict_is_one_line_without_times(tmp_path):
         "seen": {FAILURE.fingerprint: 4},
         "found": [
             {
-                "property_id": "P1",
-                "op": "Extend",
-                "allocator": "paged",
-                "divergence": "x",
-                "step": 1,
-                "message": "as found",
-                "tolerable": False,
                 "fingerprint": FAILURE.fingerprint,
+                "failure": {
+                    "property_id": "P1",
+                    "op": "Extend",
+                    "allocator": "paged",
+                    "divergence": "x",
+                    "step": 1,
+                    "message": "as found",
+                    "tolerable": False,
+                },
             }
         ],
     }

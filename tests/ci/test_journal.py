@@ -130,6 +130,20 @@ def test_a_full_journal_counts_on_and_says_that_it_is_not_whole(path, monkeypatc
     writer.begin(CONFIG, "torch")
     writer.about_to(OPS[1])
     assert read_journal(path) == Entry(CONFIG, "torch", (OPS[1],))
+    pulse.close()
+
+
+def test_a_pulse_outlives_its_journal(path):
+    """Whatever becomes of the file: who reads it is the command line, and must not go down with it."""
+    written(path)
+    pulse = Pulse(path)
+    os.truncate(path, 12)
+    assert isinstance(pulse.count(), int)
+    os.truncate(path, 0)
+    assert pulse.count() == 0
+    path.unlink()
+    assert pulse.count() == 0
+    pulse.close()
 
 
 def test_what_was_announced_outlives_a_kill(path):
