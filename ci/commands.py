@@ -13,7 +13,7 @@ from kvproof.ci.campaign import Campaign, Plan
 from kvproof.ci.confirm import confirm
 from kvproof.ci.folder import FolderReporter, evidence, open_folder
 from kvproof.ci.isolation import failure_of
-from kvproof.ci.machine import gpu_uuids, seats
+from kvproof.ci.machine import fence_trouble, gpu_uuids, seats
 from kvproof.ci.process import Limits, Seat, Worker, WorkerDied
 from kvproof.ci.render import failure_lines, heading
 from kvproof.ci.terminal import TerminalReporter
@@ -61,8 +61,7 @@ def fuzz(options: FuzzOptions) -> int:
     target = options.run.target or ""
     split_name(target)
     device = device_for(options.run.device)
-    everything = EVERYWHERE if device == "cpu" else ON_A_GPU
-    names = everything if options.lane == "all" else _some(options.lane, LANES, "--lane")
+    names = _everything(device) if options.lane == "all" else _some(options.lane, LANES, "--lane")
     lanes = tuple(lane_for(name, device=device, path=options.run.path) for name in names)
     gpus = () if device == "cpu" else gpu_uuids()
     allocators = _some(options.allocator, ALLOCATORS, "--allocator")
@@ -90,6 +89,16 @@ def fuzz(options: FuzzOptions) -> int:
             _say(f"results     go to {folder.path}, since {wanted} holds something else")
         # The terminal first: what the disk refuses has been seen all the same.
         return Campaign(plan, known, [terminal, FolderReporter(folder.path, record)], folder).run()
+
+
+def _everything(device: str) -> tuple[str, ...]:
+    """What "all" lanes are here; what is left out is said."""
+    if device == "cpu":
+        return EVERYWHERE
+    if why := fence_trouble():
+        print(f"left out    lane fenced: {why}", file=sys.stderr)
+        return EVERYWHERE
+    return ON_A_GPU
 
 
 def _named(out: str | None) -> Path | None:

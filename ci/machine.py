@@ -1,7 +1,12 @@
-"""How many workers this machine carries, and which GPU each is to see."""
+"""What this machine carries: how many workers, which GPU each is to see, and whether memory can be fenced."""
 
 import os
 from typing import Final
+
+from kvproof.impl.instruments import fence
+from kvproof.impl.instruments.findings import InstrumentError
+from kvproof.impl.targets.sglang.errors import SglangUnavailable
+from kvproof.impl.targets.sglang.fetch import cache_dir
 
 MOST_SEATS: Final = 8
 """Seats taken unasked: each may hold a process a lane, of a quarter of a gigabyte or more."""
@@ -21,3 +26,12 @@ def seats(gpus: tuple[str, ...]) -> int:
     if gpus:
         return len(gpus)
     return min(MOST_SEATS, len(os.sched_getaffinity(0)))
+
+
+def fence_trouble() -> str:
+    """Why CUDA memory cannot be fenced here, "" when it can: the fence is compiled on first use."""
+    try:
+        fence.build(cache_dir())
+    except (InstrumentError, SglangUnavailable) as error:
+        return str(error)
+    return ""
