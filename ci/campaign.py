@@ -280,12 +280,7 @@ class Campaign:
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
             new |= known is None
-            # Where candidates can cost a process each, a known failure is left as it is: its small trace is
-            # in the corpus.
-            shrink = known is None or lane.device == "cpu"
-            confirmed = confirm(
-                self.plan.target, lane, trace, failure, shrink=shrink, limits=self.plan.limits
-            )
+            confirmed = confirm(self.plan.target, lane, trace, failure, limits=self.plan.limits)
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))
         return new

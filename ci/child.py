@@ -89,21 +89,15 @@ class WorkerProcess:
         del self._pending[: found + 1]
         return line
 
-    def revive(self) -> bool:
-        """Ask for a fork in place of the serving process. Whether there is somebody to ask."""
-        if not self.dead:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        if self._popen.poll() is not None:
-            return False
-        self.send(wire.Revive())
-        return True
+    def end_serving(self) -> None:
+        """End the serving process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def condemn(self, kind: Literal["hang", "out-of-memory"], how: str) -> None:
         """End the serving process, and remember why."""
         self.verdict = (kind, how)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self.end_serving()
 
     def grown_mib(self) -> int:
         """Resident memory beyond what it was when the process was born, in MiB; 0 before."""

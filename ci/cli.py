@@ -88,7 +88,7 @@ def fuzz(
     path: Path_ = "auto",
     device: Device = "auto",
     longest: Annotated[int, typer.Option("--max-trace-ops", min=1, help="Longest trace, in ops.")] = 3000,
-    hang_seconds: HangSeconds = 30.0,
+    hang_seconds: HangSeconds = 20.0,
     memory_limit: MemoryLimit = 4096,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Result folder; never overwritten, gone on with.")
@@ -113,7 +113,7 @@ def replay(
     device: Device = "auto",
     times: Annotated[int, typer.Option(min=1, help="Replays.")] = 1,
     isolate: Annotated[bool, typer.Option("--isolate", help="Each replay in a process of its own.")] = False,
-    hang_seconds: HangSeconds = 30.0,
+    hang_seconds: HangSeconds = 20.0,
     memory_limit: MemoryLimit = 4096,
     json: Json = False,
 ) -> None:
@@ -130,7 +130,7 @@ def shrink(
     fingerprint: Annotated[str | None, typer.Option(help="Which failure; default: the first.")] = None,
     path: Path_ = "auto",
     device: Device = "auto",
-    hang_seconds: HangSeconds = 30.0,
+    hang_seconds: HangSeconds = 20.0,
     memory_limit: MemoryLimit = 4096,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: TRACE with .min.json.")] = None,
 ) -> None:

@@ -265,7 +265,7 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
         raise UserError(f"{destination} is there already; name another file with --out")
     done, _ = _replayed(target, where, file.trace, 1, options.limits)
     failure = _chosen(done.runs[0], fingerprint, path, target)
-    confirmed = confirm(target, where, file.trace, failure, shrink=True, limits=options.limits)
+    confirmed = confirm(target, where, file.trace, failure, limits=options.limits)
     small, found = wire.trace_of(confirmed.trace), confirmed.failure or failure
     try:
         destination.write_bytes(encode(TraceFile(small, evidence=evidence(found))))

@@ -18,7 +18,7 @@ from kvproof.properties.shrink import Shrinker
 
 REPLAYS: Final = 3
 SHRINK_RUNS: Final = 4000
-_MOST_DEATHS_FORKED: Final = 1000
+_MOST_DEATHS_FORKED: Final = 2000
 _MOST_DEATHS_LOADED: Final = 40
 """Candidates that may cost a process each while one failure is shrunk: milliseconds where it can be forked,
 else as long as it takes to load the target."""
@@ -32,14 +32,14 @@ _SPARES: Final = 3
 
 
 def confirm(
-    target: str, lane: Lane, trace: Trace, failure: Failure, *, shrink: bool, limits: Limits | None = None
+    target: str, lane: Lane, trace: Trace, failure: Failure, *, limits: Limits | None = None
 ) -> wire.Confirmed:
     """Replay `REPLAYS` times in a fresh process (one process each when the process goes with it), and
     shrink."""
     seat = Seat(limits=limits or Limits(), spares=_SPARES)
     text = wire.text_of(trace)
     if not failure.lost and not failure.deadly:
-        request = wire.Confirm(text, failure, REPLAYS, SHRINK_RUNS if shrink else 0)
+        request = wire.Confirm(text, failure, REPLAYS, SHRINK_RUNS)
         with Worker(target, lane, seat) as worker:
             try:
                 done = worker.ask(request, wire.Confirmed)
@@ -48,13 +48,13 @@ def confirm(
             except WorkerDied:
                 pass  # by another failure, which its own trace will show; one at a time, then
     with Worker(target, lane, seat) as worker:
-        return _confirm_apart(Attempts(worker, failure), trace, shrink=shrink)
+        return _confirm_apart(Attempts(worker, failure), trace)
 
 
-def _confirm_apart(attempts: "Attempts", trace: Trace, *, shrink: bool) -> wire.Confirmed:
+def _confirm_apart(attempts: "Attempts", trace: Trace) -> wire.Confirmed:
     failed = sum(attempts.step(trace) is not None for _ in range(REPLAYS))
     small, runs, failed_small = trace, 0, failed
-    if failed and shrink:
+    if failed:
         shrinker = Shrinker(attempts.hasty_step, trace, most_runs=SHRINK_RUNS)
         small, runs = shrinker.shrink(), shrinker.runs
         failed_small = sum(attempts.step(small) is not None for _ in range(REPLAYS))

@@ -115,9 +115,13 @@ def _taken(folder: Path, plan: PlanRecord) -> Folder | None:
     if not mine or not _is_free(folder, plan):
         lock.close()
         return None
-    progress = None if _is_fresh(folder) else read_progress(folder)
-    shutil.rmtree(folder / "journal", ignore_errors=True)
-    (folder / "journal").mkdir()
+    try:
+        progress = None if _is_fresh(folder) else read_progress(folder)
+        shutil.rmtree(folder / "journal", ignore_errors=True)
+        (folder / "journal").mkdir()
+    except BaseException:
+        lock.close()
+        raise
     return Folder(folder, lock, progress)
 
 

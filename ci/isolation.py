@@ -20,7 +20,7 @@ from kvproof.properties.failure import CRASH, HANG, OUT_OF_MEMORY, Failure
 from kvproof.properties.lease import Lease
 
 MOST_DEATHS: Final = 6
-MOST_HANGS: Final = 2
+MOST_HANGS: Final = 1
 """Processes that one lease may cost by its own traces; a lease that has cost so many ends. A hang costs its
 limit in seconds as well."""
 

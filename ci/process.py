@@ -42,7 +42,7 @@ class Limits:
     """How far a worker may go. hang_seconds: for one op; memory_mib: resident memory beyond what it had when
     the target was loaded."""
 
-    hang_seconds: float = 30.0
+    hang_seconds: float = 20.0
     memory_mib: int = 4096
 
 
@@ -185,8 +185,10 @@ class Worker:
         loading raises."""
         self.restarts += 1
         process = self._living
-        if process.forks and process.revive():
+        if process.forks:
             with contextlib.suppress(WorkerDied):
+                self._await_death(process)
+                process.send(wire.Revive())
                 self._await_birth(process)
                 return
         process.close()
@@ -270,12 +272,26 @@ class Worker:
         self._await_birth(process)
         return reply
 
+    def _await_death(self, process: WorkerProcess) -> None:
+        """End the serving process. What is sent before it is gone, it may take from the pipe with it."""
+        if not process.dead:
+            process.end_serving()
+            request = wire.Revive()
+            while not isinstance(self._reply(process, request, END_SECONDS, buries=False), wire.Gone):
+                pass
+            process.dead = True
+
     def _await_birth(self, process: WorkerProcess) -> None:
         request = wire.Revive()
-        while not isinstance(reply := self._reply(process, request, LOAD_SECONDS, buries=False), wire.Born):
+        for _ in range(_MOST_KILLS):
+            reply = self._reply(process, request, LOAD_SECONDS, buries=False)
+            if isinstance(reply, wire.Born):
+                process.born(reply)
+                return
             if not isinstance(reply, wire.Gone):
-                raise WorkerDied(Death("crash", "nothing is born"), request)
-        process.born(reply)
+                break
+            process.send(request)  # somebody has killed it before it could say a word
+        raise WorkerDied(Death("crash", "nothing is born"), request)
 
     def _reply(
         self, process: WorkerProcess, request: wire.Request, hang_seconds: float, *, buries: bool = True
@@ -283,6 +299,7 @@ class Worker:
         """The next thing the worker says. Raises WorkerDied when its process is gone, by itself or because it
         did no op for so long or took too much memory."""
         quiet, count, before = 0.0, self._pulse.count(), time.monotonic()
+        garbled = b""
         while True:
             line = process.line(_TICK_SECONDS)
             if line is None:
@@ -291,10 +308,15 @@ class Worker:
                 try:
                     reply = wire.reply_of(line)
                 except msgspec.MsgspecError:
-                    continue  # the end of a reply that its process did not live to finish
+                    # The end of a reply that its process did not live to finish; or else, one is lost.
+                    garbled = line.strip() or garbled
+                    continue
                 if isinstance(reply, wire.Gone) and buries:
                     process.dead = True
                     raise WorkerDied(self._bury(process, reply.status), request)
+                if garbled and not isinstance(reply, wire.Gone):
+                    process.kill()
+                    raise WorkerDied(Death("crash", f"a reply that is none: {garbled[:40]!r}"), request)
                 # What a reply leaves behind counts, however quickly it came; it goes down with its process.
                 if self._too_big(process):
                     continue

@@ -264,6 +264,8 @@ def test_verdicts_come_in_order_whoever_is_first(monkeypatch, tmp_path):
         _, log = run(plan(workers=workers, leases=8), folder=tmp_path / str(workers))
         assert [event.verdict.lease for event in log.of(events.LeaseFinished)] == list(range(8))
     assert done.index(0) >= 5
+    # What came early was told at once, to be kept.
+    assert [event.verdict.lease for event in log.of(events.LeaseAhead)][:5] == [1, 2, 3, 4, 5]
     assert files(tmp_path / "1") == files(tmp_path / "2")
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvproof.ci import deadly
 from kvproof.ci.doctor import doctor
 from kvproof.model.errors import InfrastructureError
 from kvproof.properties import controls
@@ -32,8 +33,9 @@ def say(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # set by the doctor; put back behind the test
     monkeypatch.setenv("KVPROOF_CACHE", str(tmp_path / "cache"))
 
-    def run(*outcomes, as_json=False):
+    def run(*outcomes, as_json=False, deadly_outcomes=()):
         monkeypatch.setattr(controls, "all_controls", lambda: iter(outcomes))
+        monkeypatch.setattr(deadly, "deadly_controls", lambda: iter(deadly_outcomes))
         return doctor(as_json=as_json)
 
     return run
@@ -52,6 +54,11 @@ def say(monkeypatch, tmp_path):
 )
 def test_all_is_well_only_when_every_control_that_can_run_passed(say, capsys, outcomes, status):
     assert say(*outcomes) == status
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(CAUGHT, 0), (MISSED, 3)])
+def test_the_controls_that_end_their_process_count_as_well(say, outcome, status):
+    assert say(CAUGHT, deadly_outcomes=(outcome,)) == status
 
 
 def test_what_it_prints(say, capsys, tmp_path):

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from kvproof.ci import wire
-from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
+from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseAhead, LeaseFinished, Started
 from kvproof.ci.folder import FolderReporter, evidence, open_folder
-from kvproof.ci.resume import PlanRecord
+from kvproof.ci.resume import PlanRecord, WaitingLine, read_progress
 from kvproof.corpus.format import Evidence, read
 from kvproof.impl.targets.null import Null
 from kvproof.model.config import Config
@@ -236,6 +236,16 @@ def test_a_failure_that_never_came_again_is_stored_as_it_was(tmp_path):
 def test_evidence_says_what_the_failure_says():
     told = evidence(FAILURE, "2 of 3")
     assert told == Evidence(FAILURE.fingerprint, "P1", "Extend", "x", 1, "as found", "2 of 3")
+
+
+def test_a_verdict_before_its_turn_is_kept_whole_until_the_end(tmp_path):
+    reporter = FolderReporter(tmp_path, PLAN)
+    reporter.report(STARTED)
+    early = msgspec.structs.replace(DONE, lease=3)
+    reporter.report(LeaseAhead(early, "paged"))
+    assert read_progress(tmp_path).waiting == {3: WaitingLine("paged", early)}
+    reporter.report(Finished(0, 1.5, 2))
+    assert not (tmp_path / "waiting.jsonl").exists()
 
 
 def test_the_summary_holds_plan_machine_and_result(tmp_path):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from kvproof.ci import wire
-from kvproof.ci.process import Worker
+from kvproof.ci.process import Limits, Seat, Worker, WorkerDied
 from kvproof.impl.targets.null import Null
 from kvproof.impl.targets.planted.target import Planted
 from kvproof.impl.targets.protocol import Ticket
@@ -21,7 +25,8 @@ from kvproof.properties.lanes import lane_for
 from kvproof.properties.lease import Lease, run_lease
 from kvproof.properties.replay import replay
 from kvproof.properties.space import space_for
-from tests.ci.local import alive, third_party
+from tests.ci import theirs
+from tests.ci.local import alive, children, third_party
 from tests.model.strategies import new
 
 SEEDED = lane_for("seeded", device="cpu")
@@ -77,7 +82,15 @@ def test_a_worker_answers_everything_it_is_asked():
         assert (len(done.caught), done.missed) == (4, ())
 
         lease = Lease(2, 9, target.name, "seeded", SPACE, 200, 30)
-        assert worker.ask(wire.RunLease(lease), wire.LeaseDone) == wire.lease_done(run_lease(target, lease))
+        told: list[wire.TraceDone] = []
+        assert worker.ask(wire.RunLease(lease), wire.LeaseEnd, told.append) == wire.LeaseEnd()
+        whole = wire.lease_done(run_lease(target, lease))
+        assert wire.joined(2, "seeded", (done.part for done in told)) == whole
+        assert (len(told), told[-1].left) == (whole.traces, 0)
+        # Behind any trace it goes on to the same end.
+        rest: list[wire.TraceDone] = []
+        worker.ask(wire.RunLease(lease, 3, told[2].left), wire.LeaseEnd, rest.append)
+        assert rest == told[3:]
 
         (failure,) = replay(target, trace).failures
         again = worker.ask(wire.Replay(wire.text_of(trace), 2), wire.Replayed)
@@ -99,11 +112,12 @@ def test_a_worker_answers_everything_it_is_asked():
         with pytest.raises(UserError, match="not a valid trace"):
             worker.ask(wire.Replay("{}", 1), wire.Replayed)
         with pytest.raises(InfrastructureError, match="one target"):
-            worker.ask(wire.Setup("null", "auto", "cpu", False), wire.Ready)
+            worker.ask(wire.Setup("null", "auto", "cpu", False, ""), wire.ControlsDone)
         assert worker.ask(wire.RunControls(), wire.ControlsDone) == done
-        pid = worker._process.pid
-    assert not alive(pid)
-    assert worker._process.returncode == 0
+        pids = {worker.pid, worker.parent}
+        assert len(pids) == 2
+        assert (worker.forks, worker.restarts) == (True, 0)
+    assert not [pid for pid in pids if alive(pid)]
 
 
 def test_what_a_target_prints_garbles_no_reply(tmp_path, monkeypatch):
@@ -117,12 +131,12 @@ def test_what_a_target_prints_garbles_no_reply(tmp_path, monkeypatch):
             worker.ask(replayed(3), wire.Replayed)
         assert worker.ask(replayed(4), wire.Replayed).runs == [[]]
         with pytest.raises(
-            InfrastructureError, match=r"died .* on a replay request; its last words: KeyError: 'seven'"
+            InfrastructureError,
+            match=r"died on a replay request: it died of exit 1; its last words: KeyError: 'seven'",
         ):
             worker.ask(replayed(7), wire.Replayed)
-        # Asking a dead worker neither hangs nor raises anything else.
-        with pytest.raises(InfrastructureError, match="died"):
-            worker.ask(replayed(4), wire.Replayed)
+        worker.revive()
+        assert worker.ask(replayed(4), wire.Replayed).runs == [[]]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +147,7 @@ def test_what_a_target_prints_garbles_no_reply(tmp_path, monkeypatch):
         (
             "theirs==exit",
             InfrastructureError,
-            "died .* on loading theirs==exit; its last words: I would rather not",
+            "died on loading theirs==exit: it died of exit 1; its last words: I would rather not",
         ),
     ],
 )
@@ -143,6 +157,126 @@ def test_a_target_that_cannot_be_loaded(tmp_path, monkeypatch, target, kind, mes
     with pytest.raises(kind, match=message) as caught:
         Worker(target, SEEDED)
     assert "\n" not in str(caught.value)
+
+
+# --- births and deaths -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The name of a target that was told what to do (`tests/ci/theirs.py`), and the file that says it."""
+
+    def tell(how: str) -> tuple[str, Path]:
+        name, environment = theirs.install(tmp_path / "plug", how)
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+        return name, tmp_path / "plug" / "told"
+
+    return tell
+
+
+def test_a_worker_is_revived_as_often_as_one_likes(told):
+    """Alive or dead, idle or at work: what a dying process still takes from the pipe is not missed."""
+    name, file = told("nothing")
+    with Worker(name, SEEDED, Seat(limits=Limits(hang_seconds=2.0))) as worker:
+        parent, pids = worker.parent, {worker.pid}
+        for number in range(60):
+            if number % 3 == 1:
+                os.kill(worker.pid, signal.SIGKILL)
+            elif number % 3 == 2:
+                file.write_text("segv")
+                with pytest.raises(WorkerDied):
+                    worker.ask(large_free_trace(), wire.Replayed)
+                file.write_text("nothing")
+            worker.revive()
+            pids.add(worker.pid)
+            assert worker.ask(replayed(4), wire.Replayed).checked == 1
+        assert worker.parent == parent
+        assert (worker.restarts, len(pids)) == (60, 61)
+
+
+def test_a_parent_that_is_gone_is_replaced(told):
+    name, _ = told("nothing")
+    with Worker(name, SEEDED) as worker:
+        before = {worker.parent, worker.pid}
+        os.kill(worker.parent, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDied, match=r"a worker died on a replay request: somebody killed it \(SIGKILL\)"
+        ):
+            worker.ask(replayed(4), wire.Replayed)
+        worker.revive()
+        assert worker.ask(replayed(4), wire.Replayed).checked == 1
+        assert not before & {worker.parent, worker.pid}
+        assert not [pid for pid in before if alive(pid)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_kill_while_it_loads_is_survived(told, how):
+    name, file = told("load-slowly")
+    loading = file.with_name("told.loading")
+
+    def somebody() -> None:
+        while not loading.exists():
+            time.sleep(0.01)
+        (pid,) = children(os.getpid())
+        file.write_text("nothing")
+        os.kill(pid, how)
+
+    other = threading.Thread(target=somebody)
+    other.start()
+    with Worker(name, SEEDED) as worker:
+        other.join()
+        assert worker.ask(replayed(4), wire.Replayed).checked == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("segv", "it died of SIGSEGV"),
+        ("exit0", "it died of exit 0"),
+        ("exit7", "it died of exit 7; its last words: I am off"),
+        ("kill", r"somebody killed it \(SIGKILL\)"),
+    ],
+)
+def test_a_target_that_dies_as_it_is_loaded_is_told_in_one_line(told, how, cause):
+    name, _ = told(f"load-{how}")
+    with pytest.raises(InfrastructureError, match=f"^a worker died on loading theirs:.*: {cause}$") as caught:
+        Worker(name, SEEDED)
+    assert "\n" not in str(caught.value)
+    assert children(os.getpid()) == []
+
+
+def test_whoever_may_be_asked_twice_is_asked_again_when_killed(told, monkeypatch):
+    name, _ = told("nothing")
+    with Worker(name, SEEDED) as worker:
+        asked = []
+        ask = worker.ask
+
+        def killed(request, *rest, **more):
+            asked.append(request)
+            if len(asked) <= 3:
+                os.kill(worker.pid, signal.SIGKILL)
+            return ask(request, *rest, **more)
+
+        monkeypatch.setattr(worker, "ask", killed)
+        assert worker.insist(replayed(4), wire.Replayed).checked == 1
+        assert (len(asked), worker.restarts) == (4, 3)
+
+
+def test_whoever_dies_of_itself_is_not_asked_again(told):
+    name, _ = told("abort")
+    with Worker(name, SEEDED) as worker:
+        with pytest.raises(WorkerDied) as caught:
+            worker.insist(large_free_trace(), wire.Replayed)
+        assert worker.restarts == 0
+        death = caught.value.death
+        assert (death.kind, death.how) == ("crash", "SIGABRT")
+        assert death.entry is not None
+        assert death.entry.ops == (new(12), ops.Free((0,)))
+
+
+def large_free_trace() -> wire.Replay:
+    return wire.Replay(wire.text_of(Trace(POOL, (new(12), ops.Free((0,)), new(1)))), 1)
 
 
 def test_a_request_that_is_none_is_refused():

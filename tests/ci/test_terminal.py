@@ -9,8 +9,19 @@ import pytest
 from rich.console import Console
 
 from kvproof.ci import terminal, wire
-from kvproof.ci.events import FailureConfirmed, FailureFound, Finished, LeaseFinished, Started
+from kvproof.ci.events import (
+    Confirming,
+    FailureConfirmed,
+    FailureFound,
+    Finished,
+    LeaseAhead,
+    LeaseFinished,
+    Resumed,
+    Started,
+    WorkerReplaced,
+)
 from kvproof.ci.terminal import TerminalReporter
+from kvproof.model.errors import InfrastructureError, UserError
 from kvproof.properties.pagemap import PageMaps
 from tests.ci.test_folder import DONE, FAILURE, READY, SMALL, SMALL_TRACE, STARTED, TRACE
 
@@ -134,3 +145,64 @@ def test_no_color_is_honoured():
     assert "NEW" in text
     colours = [f"{ESCAPE}[{style}{colour}m" for colour in range(30, 38) for style in ("", "1;")]
     assert not [code for code in colours if code in text]
+
+
+# --- stopped and gone on with ----------------------------------------------------------------------
+
+
+def test_what_is_there_from_before_is_told_and_what_of_it_was_damaged():
+    text = told(STARTED, Resumed(7, 12345, 3, 2, 61.4, ("out/verdicts.jsonl: line 8 is damaged",)))
+    assert "damaged     out/verdicts.jsonl: line 8 is damaged; what it held runs again\n" in text
+    assert (
+        "resumed     7 leases, 12,345 ops and 3 distinct failures are there from before (2 reported), 61 s"
+        " spent\n"
+    ) in text
+
+
+def test_a_replaced_worker_is_told_as_it_happens_and_counted_at_the_end():
+    text = told(WorkerReplaced("a worker was replaced at lease 1: why"), Finished(0, 5.0, 1, replaced=2))
+    assert "a worker was replaced at lease 1: why\n" in text
+    assert "replaced              2  workers that ended by somebody else's doing\n" in text
+    assert "replaced" not in told(Finished(0, 5.0, 1))
+
+
+def test_a_verdict_before_its_turn_is_not_told():
+    assert told(LeaseAhead(DONE, "paged")) == ""
+
+
+def test_what_is_being_confirmed_stands_in_the_status_line():
+    text = told(STARTED, Confirming(FAILURE, 2, 3), force_terminal=True, environ={"TERM": "xterm-256color"})
+    assert f"replaying and shrinking {FAILURE.fingerprint}, failure 2 of 3" in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InfrastructureError("no room"), UserError("x"), None])
+def test_whoever_is_stopped_is_told_how_to_go_on(error):
+    file = io.StringIO()
+
+    def stopped() -> None:
+        with TerminalReporter(Console(file=file, width=80, _environ={}), Path("my results")) as reporter:
+            for event in (STARTED, LeaseFinished(DONE, "paged", 2000, 4.0), FailureFound(FAILURE, TRACE, 0)):
+                reporter.report(event)
+            if error is not None:
+                raise error
+
+    if error is None:
+        stopped()
+    else:
+        with pytest.raises(type(error)):
+            stopped()
+    line = (
+        "kept        1 leases and 1 distinct failures in my results; the same command with --seed 1 --out"
+        " 'my results' goes on there\n"
+    )
+    assert (line in file.getvalue()) is isinstance(error, (KeyboardInterrupt, InfrastructureError))
+
+
+def test_who_is_stopped_before_anything_began_is_told_nothing():
+    file = io.StringIO()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        TerminalReporter(Console(file=file, width=80, _environ={}), Path("out")),
+    ):
+        raise KeyboardInterrupt
+    assert file.getvalue() == ""

@@ -142,7 +142,9 @@ def test_parts_join_to_the_verdict_that_they_are_of():
     target = Planted(Ticket(":pages-not-taken"))
     lease = Lease(2, 9, target.name, "seeded", space_for(target.capabilities, "paged"), 900, 30)
     parts = []
-    whole = wire.lease_done(run_lease(target, lease, tell=lambda part, _: parts.append(wire.lease_done(part))))
+    whole = wire.lease_done(
+        run_lease(target, lease, tell=lambda part, _: parts.append(wire.lease_done(part)))
+    )
     assert len(parts) == whole.traces > 20
     assert sum(bool(part.found) for part in parts) > 1
     assert wire.joined(2, "seeded", parts) == whole
