@@ -128,15 +128,13 @@ def test_a_death_is_replayed_and_shrunk_process_by_process(
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     failure = Failure(property_id, "Free", "paged", divergence, 4, "as found")
-    done = confirm(target, SEEDED, LONG, failure, shrink=True, limits=LIMITS)
+    done = confirm(target, SEEDED, LONG, failure, limits=LIMITS)
     assert (done.failed, done.times, done.failed_small, done.lost) == (3, 3, 3, False)
     small = wire.trace_of(done.trace)
     assert small.ops == SMALL
     assert (small.config.need_sort, small.origin) == (False, LONG.origin)
     assert done.failure is not None
     assert (done.failure.fingerprint, done.failure.step) == (failure.fingerprint, 1)
-    as_found = confirm(target, SEEDED, LONG, failure, shrink=False, limits=LIMITS)
-    assert (as_found.failed, wire.trace_of(as_found.trace), as_found.runs) == (3, LONG, 0)
 
 
 def test_a_death_that_does_not_come_again_is_said_to(tmp_path, monkeypatch):
@@ -144,7 +142,7 @@ def test_a_death_that_does_not_come_again_is_said_to(tmp_path, monkeypatch):
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     failure = Failure("P7", "Free", "paged", "crash SIGSEGV", 4, "as found")
-    done = confirm(target, SEEDED, LONG, failure, shrink=True, limits=LIMITS)
+    done = confirm(target, SEEDED, LONG, failure, limits=LIMITS)
     assert (done.failed, done.times, done.runs, done.failure) == (0, 3, 0, None)
     assert wire.trace_of(done.trace) == LONG
 
@@ -158,7 +156,7 @@ def test_whoever_kills_the_confirming_process_changes_nothing(tmp_path, monkeypa
         monkeypatch.setenv(variable, value)
     op = "Clear" if ordinary else "Free"
     failure = Failure("P2" if ordinary else "P7", op, "paged", divergence, 5, "as found")
-    expected = confirm(target, SEEDED, LONG, failure, shrink=True, limits=LIMITS)
+    expected = confirm(target, SEEDED, LONG, failure, limits=LIMITS)
     assert (expected.failed, expected.failed_small) == (3, 3)
     kills = []
     ask = Worker.ask
@@ -172,7 +170,7 @@ def test_whoever_kills_the_confirming_process_changes_nothing(tmp_path, monkeypa
         return ask(self, request, *rest, **more)
 
     monkeypatch.setattr(Worker, "ask", killed)
-    done = confirm(target, SEEDED, LONG, failure, shrink=True, limits=LIMITS)
+    done = confirm(target, SEEDED, LONG, failure, limits=LIMITS)
     assert sum(kills) > 5
     assert (done.trace, done.failed, done.failed_small) == (expected.trace, 3, 3)
     assert done.failure == expected.failure
