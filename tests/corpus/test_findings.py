@@ -12,7 +12,7 @@ from kvproof.ci.process import Worker
 from kvproof.corpus.format import TraceFile, read
 from kvproof.corpus.known import KNOWN_FILE, Known, read_known
 from kvproof.corpus.store import TRACES
-from kvproof.properties.failure import DEVICE_LOST, Failure
+from kvproof.properties.failure import DEVICE_LOST, ILLEGAL_ACCESS, Failure
 from kvproof.properties.lanes import lane_for
 
 KNOWN = read_known()
@@ -75,7 +75,7 @@ def listed(lane: str) -> dict[str, TraceFile]:
 
 
 def _lane(file: TraceFile) -> str:
-    if file.evidence is not None and file.evidence.divergence == DEVICE_LOST:
+    if file.evidence is not None and file.evidence.divergence.split()[0] in (DEVICE_LOST, ILLEGAL_ACCESS):
         return "gpu"
     return "audited" if file.trace.origin.lane == "audited" else "seeded"
 
@@ -102,6 +102,6 @@ def test_on_a_gpu_the_newest_release_still_loses_the_device_where_it_is_listed()
     mine = listed("gpu")
     assert mine
     for name, file in mine.items():
-        with Worker(f"sglang=={NEWEST}", lane_for("seeded", device="cuda")) as worker:
+        with Worker(f"sglang=={NEWEST}", lane_for(file.trace.origin.lane, device="cuda")) as worker:
             done = worker.ask(wire.Replay(wire.text_of(file.trace), 1), wire.Replayed)
         assert [failure.fingerprint for failure in done.runs[0]] == [name]
