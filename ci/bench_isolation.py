@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from kvproof.ci import wire
+from kvproof.ci.campaign import ALLOCATOR_SHARES
 from kvproof.ci.isolation import LeaseRun
 from kvproof.ci.process import Worker, WorkerDied
 from kvproof.impl.targets.protocol import Target, Ticket
@@ -29,8 +30,8 @@ _WARM_LEASES = 2
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One allocator's figures. ratio: isolated to plain ops/s, the median over the rounds; low, high: its
-    range."""
+    """One allocator's figures, or those of a campaign, which gives each its share of leases. ratio: isolated to
+    plain ops/s, the median over the rounds; low, high: its range."""
 
     allocator: str
     plain_ops_per_s: float
@@ -38,6 +39,15 @@ class Throughput:
     ratio: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds of each round, by the plain loop and isolated, and the ops checked in all of them."""
+
+    plain: list[float]
+    isolated: list[float]
+    checked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,12 @@ def run(target: str, rounds: int, *, device: str, as_json: bool) -> int:
 
     torch.set_num_threads(1)
     with Worker(target, lane) as worker:
-        rows = [_throughput(loaded, worker, lane, target, allocator, rounds) for allocator in ALLOCATORS]
+        times = {
+            allocator: _times(loaded, worker, lane, target, allocator, rounds) for allocator in ALLOCATORS
+        }
         restart = _restart(worker)
+    rows = [_throughput(allocator, figures) for allocator, figures in times.items()]
+    rows.append(_throughput("campaign", _mixed(times)))
     if as_json:
         report = {"throughput": [asdict(row) for row in rows], "restart": asdict(restart)}
         print(msgspec.json.encode(report).decode())
@@ -78,9 +92,8 @@ def run(target: str, rounds: int, *, device: str, as_json: bool) -> int:
     return 0
 
 
-def _throughput(
-    loaded: Target, worker: Worker, lane: Lane, target: str, allocator: str, rounds: int
-) -> Throughput:
+def _times(loaded: Target, worker: Worker, lane: Lane, target: str, allocator: str, rounds: int) -> _Times:
+    """The same leases both ways, turn about; the first few only warm both up."""
     space = space_for(loaded.capabilities, allocator)
     believed: set[str] = set()
     plain: list[float] = []
@@ -103,11 +116,26 @@ def _throughput(
             checked += done
             plain.append(first if one is by_the_loop else second)
             isolated.append(second if one is by_the_loop else first)
-    ratios = [mine / theirs for mine, theirs in zip(plain, isolated, strict=True)]
+    return _Times(plain, isolated, checked)
+
+
+def _mixed(times: dict[str, _Times]) -> _Times:
+    """As in a campaign: each round has every allocator's lease as often as its share says."""
+    shares = [(ALLOCATOR_SHARES[allocator], figures) for allocator, figures in times.items()]
+    rounds = range(len(shares[0][1].plain))
+    return _Times(
+        [sum(share * figures.plain[number] for share, figures in shares) for number in rounds],
+        [sum(share * figures.isolated[number] for share, figures in shares) for number in rounds],
+        sum(share * figures.checked for share, figures in shares),
+    )
+
+
+def _throughput(name: str, times: _Times) -> Throughput:
+    ratios = [mine / theirs for mine, theirs in zip(times.plain, times.isolated, strict=True)]
     return Throughput(
-        allocator,
-        checked / sum(plain),
-        checked / sum(isolated),
+        name,
+        times.checked / sum(times.plain),
+        times.checked / sum(times.isolated),
         statistics.median(ratios),
         min(ratios),
         max(ratios),

@@ -41,7 +41,7 @@ from kvproof.properties.lanes import Lane
 from kvproof.properties.lease import Lease
 from kvproof.properties.space import space_for
 
-_ALLOCATOR_SHARES = {"paged": 3, "token": 1}
+ALLOCATOR_SHARES = {"paged": 3, "token": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Plan:
     def turns(self) -> list[tuple[Lane, str]]:
         """The fixed round in which leases go to lanes and allocators, spread evenly."""
         shares = [
-            (lane.shares * _ALLOCATOR_SHARES[allocator], lane, allocator)
+            (lane.shares * ALLOCATOR_SHARES[allocator], lane, allocator)
             for lane in self.lanes
             for allocator in self.allocators
             # The token allocator launches no kernels; audit it only when nothing else was asked for.

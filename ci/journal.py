@@ -106,7 +106,19 @@ class Journal:
 
     def about_to(self, op: Op) -> None:
         """See `Witness`."""
-        self._add(_OP_CODES[type(op)] + _encode(op))
+        # Every op of a campaign comes by here, and half a microsecond is some percent of its throughput: what
+        # `_add` does, without calling it.
+        payload = _OP_CODES[type(op)] + _encode(op)
+        at = self._end
+        end = at + _RECORD_BYTES + len(payload)
+        if end > self._most:
+            self._add(payload)
+            return
+        self._map[at + _RECORD_BYTES : end] = payload
+        _pack_record(self._map, at, len(payload), self._serial, crc32(payload, self._serial))
+        self._end = end
+        self._count += 1
+        self._counter[0] = self._count
 
     def close(self) -> None:
         """Let go of the file."""
@@ -114,7 +126,6 @@ class Journal:
         self._map.close()
 
     def _add(self, payload: bytes) -> None:
-        # Every op of a campaign comes by here: half a microsecond is some percent of its throughput.
         at = self._end
         start = at + _RECORD_BYTES
         end = start + len(payload)
