@@ -30,8 +30,8 @@ _WARM_LEASES = 2
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One allocator's figures, or those of a campaign, which gives each its share of leases. ratio: isolated to
-    plain ops/s, the median over the rounds; low, high: its range."""
+    """One allocator's figures, or those of a campaign, which gives each its share of leases. ratio: isolated
+    to plain ops/s, the median over the rounds; low, high: its range."""
 
     allocator: str
     plain_ops_per_s: float

@@ -36,7 +36,7 @@ from kvproof.ci.resume import PlanRecord, VerdictLine
 from kvproof.corpus.known import Known
 from kvproof.model.errors import InfrastructureError
 from kvproof.model.trace import Trace
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import HANG, Failure
 from kvproof.properties.lanes import Lane
 from kvproof.properties.lease import Lease
 from kvproof.properties.space import space_for
@@ -97,6 +97,7 @@ class _Totals:
     accepted: dict[str, str] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     first: dict[str, tuple[Failure, Trace, Lane]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
     leases: int = 0
     replaced: int = 0
 
@@ -272,18 +273,29 @@ class Campaign:
         new = False
         before = {} if self._progress is None else self._progress.confirmed
         due = {name: found for name, found in self._totals.first.items() if name not in before}
-        for fingerprint in before:
-            new |= before[fingerprint].known is None
+        for fingerprint, line in before.items():
+            new |= line.known is None and not self._only_slow(self._totals.first[fingerprint][0], line.failed)
         for number, (fingerprint, (failure, trace, lane)) in enumerate(due.items(), 1):
             self._tell(Confirming(failure, number, len(due)))
             known = next(
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
-            new |= known is None
             confirmed = confirm(self.plan.target, lane, trace, failure, limits=self.plan.limits)
+            new |= known is None and not self._only_slow(failure, confirmed.failed)
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))
         return new
+
+    def _only_slow(self, failure: Failure, failed: int) -> bool:
+        """Whether this is a hang that never came again: the machine may have been too slow for it, so
+        that the target stands accused of nothing, and the campaign proves less than it should."""
+        if failed or failure.divergence != HANG:
+            return False
+        self._totals.problems.append(
+            f"{failure.fingerprint} hung, and never when replayed: give it more time with --hang-seconds, or"
+            " the machine less to do"
+        )
+        return True
 
     def _release(self, lane: Lane) -> str:
         return self._ready[lane.name].release
@@ -294,7 +306,7 @@ class Campaign:
         # What misuse leaves behind ends most traces early, so marks are not due; some work is.
         due = {} if self.plan.misuse else totals.by_allocator
         checked = sum(totals.checked.values())
-        problems = shortfalls(checked, due, capabilities.lacks, capabilities.page_offset)
+        problems = totals.problems + shortfalls(checked, due, capabilities.lacks, capabilities.page_offset)
         lacks = dict.fromkeys(sorted(capabilities.lacks), 0)
         exit_code = 1 if new else 3 if problems else 4 if totals.first else 0
         marks: Counter[str] = Counter()

@@ -25,6 +25,7 @@ END_SECONDS: Final = 10.0
 
 _GRACE_SECONDS: Final = 5.0
 _LAST_WORDS: Final = 4000
+_MOST_WORDS: Final = 16 << 20
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _FROM_OUTSIDE: Final = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
@@ -34,19 +35,26 @@ class WorkerProcess:
 
     def __init__(self, lane: Lane, gpu: str, sanitizer_log: Path | None) -> None:
         try:
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+            # Appended to, so that it can be cut while somebody writes to it.
+            self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise no_room(error) from None
         self._errors_from = 0
         prefix, extra = _sanitized(lane, sanitizer_log)
-        self._popen = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "kvproof.ci.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=_environment(lane, gpu) | extra,
-            bufsize=0,
-        )
+        try:
+            self._popen = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "kvproof.ci.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=_environment(lane, gpu) | extra,
+                bufsize=0,
+                # A group of its own: a target that signals its whole group means itself.
+                process_group=0,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise InfrastructureError(f"a worker cannot be started: {error.strerror or error}") from None
         assert self._popen.stdout is not None
         self._pending = bytearray()
         self._poll = select.poll()
@@ -62,7 +70,7 @@ class WorkerProcess:
         """A serving process is there."""
         self.pid, self.forks, self.dead = birth.pid, birth.forks, False
         self.verdict = None
-        self._loaded_mib = _resident_mib(self.pid)
+        self.rebase()
         self._errors_from = self._errors.seek(0, os.SEEK_END)
 
     def send(self, request: wire.Request) -> None:
@@ -99,6 +107,16 @@ class WorkerProcess:
         self.verdict = (kind, how)
         self.end_serving()
 
+    def trim(self) -> None:
+        """Cut what it wrote to its standard error once that is much: only the last words are wanted."""
+        if os.fstat(self._errors.fileno()).st_size > _MOST_WORDS:
+            self._errors.truncate(0)
+            self._errors_from = 0
+
+    def rebase(self) -> None:
+        """What the process holds now is none of its target's doing."""
+        self._loaded_mib = _resident_mib(self.pid)
+
     def grown_mib(self) -> int:
         """Resident memory beyond what it was when the process was born, in MiB; 0 before."""
         return _resident_mib(self.pid) - self._loaded_mib if self._loaded_mib else 0
@@ -125,6 +143,8 @@ class WorkerProcess:
             self._popen.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=END_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.started, signal.SIGKILL)  # whatever a target has started and left behind
         if self._popen.stdout is not None:
             self._popen.stdout.close()
         self._errors.close()

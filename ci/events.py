@@ -89,7 +89,7 @@ class FailureConfirmed:
 @dataclass(slots=True)
 class Finished:
     """The end. checked: ops by allocator and lane; problems: why this campaign proves less than it should.
-    replaced: processes that ended by somebody else's doing."""
+    replaced: processes that ended on a trace that passes when replayed."""
 
     exit_code: int
     elapsed: float

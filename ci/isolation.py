@@ -73,6 +73,7 @@ class LeaseRun:
         self._deaths = 0
         self._hangs = 0
         self._strikes: Counter[str] = Counter()
+        self._once: tuple[Failure, Trace] | None = None
 
     def run(self) -> wire.LeaseDone:
         """The verdict. Raises InfrastructureError when the worker cannot be kept alive, or not be loaded
@@ -88,12 +89,22 @@ class LeaseRun:
                     self._judge(died.death)
                     continue
             if not self._lost:
+                if self._left > 0 and self._lease.lane != "hypothesis":
+                    raise InfrastructureError(
+                        f"lease {self._lease.number}: its worker says that it is at an end with"
+                        f" {self._left} ops left; does the target write to the worker's pipes?"
+                    )
                 break
             self._deaths += 1
             self._worker.revive()
         return wire.joined(self._lease.number, self._lease.lane, self._parts)
 
     def _take(self, done: wire.TraceDone) -> None:
+        if self._once is not None:
+            # It has crashed here, and now it has not: nobody dies of a signal of its own for want of time, so
+            # that is told, with how seldom it comes again.
+            self._add(*self._once, traces=0)
+            self._once = None
         self._parts.append(done.part)
         self._first += done.part.traces
         self._left = done.left
@@ -114,21 +125,29 @@ class LeaseRun:
             worker.ready.name, self._lease.lane, self._lease.seed, self._lease.number, self._first
         )
         trace = Trace(death.entry.config, death.entry.ops, origin)
-        if failure.fingerprint not in self._believed and not self._comes_again(failure, trace):
-            if self._strike(death, "its trace passes when replayed"):
-                return
-        else:
-            self._believed.add(failure.fingerprint)
+        if failure.fingerprint not in self._believed:
+            if self._comes_again(failure, trace):
+                self._believed.add(failure.fingerprint)
+            else:
+                if death.kind == "crash":
+                    self._once = self._once or (failure, trace)
+                if self._strike(death, "its trace passes when replayed"):
+                    return
+        self._once = None
         self._deaths += 1
         self._hangs += death.kind == "hang"
-        line = wire.FoundLine(failure, wire.text_of(trace))
-        part = wire.joined(self._lease.number, self._lease.lane, ())
-        part = msgspec.structs.replace(part, traces=1, seen={failure.fingerprint: 1}, found=[line])
-        self._parts.append(part)
+        self._add(failure, trace, traces=1)
         self._first += 1
         # A lease of Hypothesis ends with its first failure.
         self._left = 0 if self._lease.lane == "hypothesis" else self._left - max(1, len(trace.ops))
         self._strikes.clear()
+
+    def _add(self, failure: Failure, trace: Trace, *, traces: int) -> None:
+        part = wire.joined(self._lease.number, self._lease.lane, ())
+        line = wire.FoundLine(failure, wire.text_of(trace))
+        self._parts.append(
+            msgspec.structs.replace(part, traces=traces, seen={failure.fingerprint: 1}, found=[line])
+        )
 
     def _comes_again(self, failure: Failure, trace: Trace) -> bool:
         try:
@@ -151,11 +170,11 @@ class LeaseRun:
         if times <= (_MOST_KILLS if death.kind == "killed" else _MOST_STRIKES):
             self._note(f"a worker was replaced at {where}: {death}; {why}, so it runs again")
             return True
-        # That the process ended so with this trace as its first is no small thing. Only time may have been
-        # short for another reason, and whoever kills processes is not to be found in them.
-        if death.kind in ("crash", "out-of-memory") and death.entry is not None:
+        # That the process ended so with this trace as its first is no small thing. Whoever kills processes,
+        # however, is not to be found in them.
+        if death.kind != "killed" and death.entry is not None:
             return False
-        remedy = "find out who ends kvproof's processes"
-        if death.kind == "hang":
-            remedy = "give it more time with --hang-seconds, or the machine less to do"
-        raise InfrastructureError(f"{where}: {times} workers ended there ({death}), but {why}; {remedy}")
+        raise InfrastructureError(
+            f"{where}: {times} workers ended there ({death}), but {why}; find out who ends kvproof's"
+            " processes"
+        )

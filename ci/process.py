@@ -28,6 +28,7 @@ R = TypeVar("R", wire.LeaseEnd, wire.Confirmed, wire.Replayed, wire.ControlsDone
 LOAD_SECONDS: Final = 900.0
 """For loading a target, which may fetch it first."""
 
+_CONTROL_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 0.1
 _MOST_KILLS: Final = 5
 """Processes that somebody may kill over one request that is asked again, or while one is being loaded."""
@@ -157,8 +158,13 @@ class Worker:
         process.announced = self._pulse.count()
         process.send(request)
         limit = self.seat.limits.hang_seconds if hang_seconds is None else hang_seconds
+        controls = isinstance(request, wire.RunControls)
+        if controls:  # they are ours, and may import torch first: what the target is held to is not for them
+            limit = max(limit, _CONTROL_SECONDS)
         while True:
             reply = self._reply(process, request, limit)
+            if controls:
+                process.rebase()
             if isinstance(reply, wire.TraceDone) and tell is not None:
                 tell(reply)
             elif isinstance(reply, reply_type):
@@ -302,6 +308,7 @@ class Worker:
         garbled = b""
         while True:
             line = process.line(_TICK_SECONDS)
+            process.trim()
             if line is None:
                 raise WorkerDied(self._bury(process, process.end()), request)
             if line:
@@ -318,7 +325,9 @@ class Worker:
                     process.kill()
                     raise WorkerDied(Death("crash", f"a reply that is none: {garbled[:40]!r}"), request)
                 # What a reply leaves behind counts, however quickly it came; it goes down with its process.
-                if self._too_big(process):
+                if isinstance(reply, wire.Gone):
+                    process.verdict = None
+                elif process.verdict is not None or self._too_big(process, request):
                     continue
                 return reply
             now = time.monotonic()
@@ -334,20 +343,22 @@ class Worker:
             elif quiet > hang_seconds:
                 process.condemn("hang", f"{hang_seconds:g} s")
                 quiet = 0.0
-            elif self._too_big(process):
+            elif self._too_big(process, request):
                 quiet = 0.0
 
-    def _too_big(self, process: WorkerProcess) -> bool:
-        """Whether the process has grown beyond its limit; then it is ended, if it was not already."""
+    def _too_big(self, process: WorkerProcess, request: wire.Request) -> bool:
+        """Whether the process has grown beyond its target's limit; then it is ended."""
+        if isinstance(request, wire.RunControls):
+            return False
         grown = process.grown_mib()
         if grown <= self.seat.limits.memory_mib:
             return False
-        if process.verdict is None:
-            process.condemn("out-of-memory", f"{grown} MiB")
+        process.condemn("out-of-memory", f"{grown} MiB")
         return True
 
     def _bury(self, process: WorkerProcess, status: int) -> Death:
         kind, how = process.verdict or cause_of(status)
+        process.verdict = None
         entry = journal.read_journal(self._journal) if self._pulse.count() != process.announced else None
         return Death(kind, how, entry, process.last_words())
 

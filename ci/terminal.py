@@ -163,7 +163,7 @@ class TerminalReporter:
         for kind, left in event.accepted.items():
             self._print(f"accepted   {kind}: {left}")
         if event.replaced:
-            self._print(f"replaced   {event.replaced:>12,}  workers that ended by somebody else's doing")
+            self._print(f"replaced   {event.replaced:>12,}  workers that ended on a trace that passes")
         for problem in event.problems:
             self._print(f"problem    {problem}", style="bold red")
         self._print(f"marks      {len(event.marks)} reached")

@@ -37,6 +37,7 @@ _BAD_FORK: Final = 86
 """Exit status of a child that cannot use CUDA because its parent has touched it."""
 
 _PR_SET_PDEATHSIG: Final = 1
+_GC_THRESHOLD: Final = 20_000
 
 Say = Callable[[wire.Reply], None]
 
@@ -57,6 +58,8 @@ def main() -> int:
         # What loading left is there for good: no collection has to walk through it, nor a fork to copy it.
         gc.collect()
         gc.freeze()
+        # Ops and answers are many and short-lived, and hold no cycles worth looking for every 700 of them.
+        gc.set_threshold(_GC_THRESHOLD, 20, 20)
         if setup.sanitizer_log or not _serve_in_children(target, setup, say):
             say(wire.Born(os.getpid(), forks=False))
             _serve_all(target, say)
@@ -123,11 +126,15 @@ def _serve_in_children(target: Target, setup: wire.Setup, say: Say) -> bool:
         with warnings.catch_warnings():
             # Python warns of threads in the parent: the lifeline and idle thread pools, which hold no locks.
             warnings.simplefilter("ignore", DeprecationWarning)
+            ear, word = os.pipe()
             child = os.fork()
         if not child:
-            os._exit(_child(target, setup, say, parent))
+            os._exit(_child(target, setup, say, parent, word))
+        os.close(word)
         _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _BAD_FORK:
+        born = _has_spoken(ear)
+        # Once it has served, the same status is the target's own doing.
+        if not born and os.WIFEXITED(status) and os.WEXITSTATUS(status) == _BAD_FORK:
             return False
         try:
             say(wire.Gone(os.waitstatus_to_exitcode(status)))
@@ -147,8 +154,20 @@ def _revived() -> bool:
     return False
 
 
-def _child(target: Target, setup: wire.Setup, say: Say, parent: int) -> int:
-    """The life of a serving process; its exit status. It ends with its parent, whose lifeline is its own."""
+def _has_spoken(ear: int) -> bool:
+    """Whether the child has said that it serves. Closes the pipe."""
+    os.set_blocking(ear, False)  # what the child has started may still hold the other end
+    try:
+        return bool(os.read(ear, 1))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(ear)
+
+
+def _child(target: Target, setup: wire.Setup, say: Say, parent: int, word: int) -> int:
+    """The life of a serving process; its exit status. It ends with its parent, whose lifeline is its own.
+    word: a pipe to the parent, for one byte once it serves."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 0
@@ -160,6 +179,8 @@ def _child(target: Target, setup: wire.Setup, say: Say, parent: int) -> int:
                 torch.cuda.init()  # type: ignore[no-untyped-call]
             except RuntimeError:
                 return _BAD_FORK
+        os.write(word, b"!")
+        os.close(word)
         say(wire.Born(os.getpid(), forks=True))
         _serve_all(target, say)
         return 0

@@ -414,17 +414,18 @@ def test_a_worker_that_dies_of_no_trace_is_replaced_and_the_lease_goes_on(tmp_pa
         done.stdout,
         re.MULTILINE,
     )
+    # Nobody dies of SIGSEGV for want of time: it is told, with how seldom it comes again.
+    assert done.returncode == 1
+    assert [entry["failure"]["divergence"] for entry in verdict["found"]] == ["crash SIGSEGV"]
+    assert "fails 0 of 3 in a fresh process" in done.stdout
     if lane == "seeded":
-        assert done.returncode == 0
         # Fresh processes run what is left of it, so the lease comes to its end.
         assert verdict["checked"] + verdict["idle"] > 3900
         assert len(said) >= 3
         assert re.search(rf"^replaced +{len(said)}  workers", done.stdout, re.MULTILINE)
     else:
-        # A lease of Hypothesis begins anew each time; after some attempts the target is to blame after all.
-        assert done.returncode == 1
+        # A lease of Hypothesis begins anew each time, and ends after some attempts.
         assert len(said) == 3
-        assert [entry["failure"]["divergence"] for entry in verdict["found"]] == ["crash SIGSEGV"]
 
 
 @pytest.mark.parametrize("spec", ["==", "==../../x", "@", "@/nonexistent", ":x"])

@@ -46,6 +46,7 @@ DEATHS = {
     "abort": ("P6", "Free", "crash SIGABRT"),
     "exit7": ("P6", "Free", "crash exit 7"),
     "exit0": ("P6", "Free", "crash exit 0"),
+    "exit86": ("P6", "Free", "crash exit 86"),
     "kill": ("P6", "Free", "crash SIGKILL"),
     "hang": ("P6", "Free", "hang"),
     "sleep": ("P6", "Free", "hang"),

@@ -295,3 +295,43 @@ def test_a_request_that_is_none_is_refused():
     assert [(type(reply), reply.exit_code) for reply in replies] == [(wire.Refused, 3)] * 3
     assert "not a request" in replies[0].message
     assert replies[2].message == "the first request must be Setup"
+
+
+CHATTY = """
+import os, sys
+from kvproof.impl.targets.null import Null
+
+class Theirs(Null):
+    name = release = "theirs"
+
+    def build(self, config):
+        if config.size == 9:
+            os.fork() or os.execvp("sleep", ["sleep", "60"])
+        os.write(2, b"x" * (6 << 20) + b"\\nlast\\n")
+        return super().build(config)
+"""
+
+
+def test_a_target_that_talks_without_end_fills_no_disk_and_starts_nothing_that_stays(tmp_path, monkeypatch):
+    """What it wrote is cut, what it started ends with it, and a signal to its whole group stays with it."""
+    for variable, value in third_party(tmp_path, CHATTY).items():
+        monkeypatch.setenv(variable, value)
+    with Worker("theirs", SEEDED) as worker:
+        started = worker.parent
+        assert os.getpgid(worker.pid) == started != os.getpgid(0)
+        for size in (9, 8, 8, 8, 8, 8):
+            text = wire.text_of(Trace(Config("paged", size, 1), (new(1),)))
+            worker.ask(wire.Replay(text, 1), wire.Replayed)
+        assert os.fstat(worker._living._errors.fileno()).st_size <= 24 << 20
+    deadline = time.monotonic() + 5  # until the kernel has cleared it away
+    while group_is_there(started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_is_there(started)
+
+
+def group_is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

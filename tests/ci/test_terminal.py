@@ -162,7 +162,7 @@ def test_what_is_there_from_before_is_told_and_what_of_it_was_damaged():
 def test_a_replaced_worker_is_told_as_it_happens_and_counted_at_the_end():
     text = told(WorkerReplaced("a worker was replaced at lease 1: why"), Finished(0, 5.0, 1, replaced=2))
     assert "a worker was replaced at lease 1: why\n" in text
-    assert "replaced              2  workers that ended by somebody else's doing\n" in text
+    assert "replaced              2  workers that ended on a trace that passes\n" in text
     assert "replaced" not in told(Finished(0, 5.0, 1))
 
 
