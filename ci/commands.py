@@ -15,7 +15,7 @@ from kvproof.ci.folder import FolderReporter, evidence, open_folder
 from kvproof.ci.isolation import failure_of
 from kvproof.ci.machine import fence_trouble, gpu_uuids, seats
 from kvproof.ci.process import Limits, Seat, Worker, WorkerDied
-from kvproof.ci.render import failure_lines, heading
+from kvproof.ci.render import failure_lines, heading, replay_line
 from kvproof.ci.terminal import TerminalReporter
 from kvproof.corpus.format import TraceFile, encode, read
 from kvproof.corpus.known import read_known
@@ -194,9 +194,8 @@ def replay(
     for name, failure in first.items():
         _say(f"{'KNOWN' if is_known[name] else 'NEW'}  {heading(failure)}")
         maps = done.maps if done.maps is not None and failure == _first(done) else None
-        reproduce = (
-            f"kvproof replay {quote(path)} --target {quote(target)} --lane {where.name}{_flags(options)}"
-        )
+        flags = f" --target {quote(target)} --lane {where.name}{_flags(options)}"
+        reproduce = replay_line(path, flags, failure)
         for line in failure_lines(file.trace, failure, maps, reproduce):
             _say(line)
     for kind, left in done.accepted.items():
@@ -272,7 +271,8 @@ def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | 
     except OSError as error:
         raise InfrastructureError(f"{destination}: cannot be written: {error.strerror or error}") from None
     _say(heading(found))
-    reproduce = f"kvproof replay {quote(str(destination))} --target {quote(target)}{_flags(options)}"
+    flags = f" --target {quote(target)} --lane {where.name}{_flags(options)}"
+    reproduce = replay_line(str(destination), flags, found)
     for line in failure_lines(small, found, confirmed.maps, reproduce):
         _say(line)
     _say(f"{len(file.trace.ops)} -> {len(small.ops)} ops in {confirmed.runs} runs: {destination}")

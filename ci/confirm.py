@@ -75,6 +75,7 @@ class Attempts:
         self._sought = failure
         self.last = failure
         self._hangs = failure.divergence == HANG
+        self._grows = failure.divergence == OUT_OF_MEMORY
         self._deaths_left = _MOST_DEATHS_FORKED if worker.forks else _MOST_DEATHS_LOADED
         if self._hangs:
             self._deaths_left = _MOST_HANGS
@@ -90,29 +91,32 @@ class Attempts:
         patience = self._worker.seat.limits.hang_seconds
         if self._hangs:
             patience = max(_SHORTEST_HANG_SECONDS, patience / _IMPATIENCE)
-        before = self._worker.restarts
-        found = self._step(trace, patience)
-        self._deaths_left -= self._worker.restarts - before
-        return found
+        return self._step(trace, patience)
 
     def _step(self, trace: Trace, hang_seconds: float) -> int | None:
         worker = self._worker
-        times = RUNS_TO_GROW if self._sought.divergence == OUT_OF_MEMORY else 1
+        if self._grows:
+            worker.revive()  # what the traces before have kept is not this one's
+        times = RUNS_TO_GROW if self._grows else 1
         request = wire.Replay(wire.text_of(trace), times, self._sought)
         found: Failure | None
         try:
             done = worker.insist(request, wire.Replayed, hang_seconds=hang_seconds)
         except WorkerDied as died:
-            worker.revive()
+            self._replace()
             found = failure_of(died.death, worker.ready.path)
         else:
             if done.lost:
-                worker.revive()
+                self._replace()
             found = next((failure for run in done.runs for failure in run if self._is_sought(failure)), None)
         if found is None or not self._is_sought(found):
             return None
         self.last = found
         return found.step
+
+    def _replace(self) -> None:
+        self._deaths_left -= 1
+        self._worker.revive()
 
     def _is_sought(self, failure: Failure) -> bool:
         return failure.fingerprint == self._sought.fingerprint

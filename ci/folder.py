@@ -177,20 +177,9 @@ class FolderReporter:
 
     def _append_verdict(self, event: LeaseFinished) -> None:
         verdict = event.verdict
-        line = resume.VerdictLine(
-            lease=verdict.lease,
-            lane=verdict.lane,
-            allocator=event.allocator,
-            traces=verdict.traces,
-            relations=verdict.relations,
-            checked=verdict.checked,
-            idle=verdict.idle,
-            skipped=verdict.skipped,
-            accepted=verdict.accepted,
-            marks=verdict.marks,
-            seen=verdict.seen,
-            found=[resume.FoundRecord(found.failure.fingerprint, found.failure) for found in verdict.found],
-        )
+        same = {name: getattr(verdict, name) for name in verdict.__struct_fields__ if name != "found"}
+        found = [resume.FoundRecord(line.failure.fingerprint, line.failure) for line in verdict.found]
+        line = resume.VerdictLine(**same, allocator=event.allocator, found=found)
         self._append(resume.VERDICTS, line)
         self._append(resume.TIMES, resume.TimeLine(verdict.lease, round(event.elapsed, 3)))
 

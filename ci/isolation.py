@@ -51,6 +51,8 @@ def failure_of(death: Death, path: str) -> Failure | None:
     divergence = {"hang": HANG, "out-of-memory": OUT_OF_MEMORY}.get(death.kind, f"{CRASH} {death.how}")
     property_id = "P7" if death.how in _STRAY_SIGNALS else "P6"
     op = type(entry.ops[-1]).__name__ if entry.ops else "Build"
+    if divergence == OUT_OF_MEMORY:
+        op = "Trace"  # memory adds up: the call under which it is noticed need not be to blame
     if entry.path != path:
         property_id, op = "P16", f"path-{entry.path}"
     step = max(0, len(entry.ops) - 1)

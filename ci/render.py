@@ -4,17 +4,26 @@ Plain strings; colours are the terminal reporter's.
 """
 
 from dataclasses import fields
+from shlex import quote
 
+from kvproof.ci.isolation import RUNS_TO_GROW
 from kvproof.corpus.format import op_name
 from kvproof.model.config import Config
 from kvproof.model.ops import NEW_ROW, Extend, Op
 from kvproof.model.trace import Trace
 from kvproof.properties.catalogue import by_id
-from kvproof.properties.failure import Failure
+from kvproof.properties.failure import OUT_OF_MEMORY, Failure
 from kvproof.properties.pagemap import PageMaps
 
 _MOST_OPS = 40
 _MOST_ENTRIES = 12
+
+
+def replay_line(path: str, flags: str, failure: Failure) -> str:
+    """The command that shows the failure again. flags: with a space before each."""
+    if failure.divergence == OUT_OF_MEMORY:
+        flags += f" --times {RUNS_TO_GROW}"  # memory is kept, and adds up, within one process
+    return f"kvproof replay {quote(path)}{flags}"
 
 
 def op_text(op: Op) -> str:

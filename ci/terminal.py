@@ -25,7 +25,7 @@ from kvproof.ci.events import (
     Started,
     WorkerReplaced,
 )
-from kvproof.ci.render import failure_lines, heading
+from kvproof.ci.render import failure_lines, heading, replay_line
 from kvproof.model.errors import InfrastructureError
 
 LINE_EVERY_SECONDS: Final = 5.0
@@ -150,7 +150,7 @@ class TerminalReporter:
             f" process, {shrunk if confirmed.runs else 'not shrunk'}"
         )
         for line in failure_lines(
-            trace, failure, confirmed.maps, f"kvproof replay {quote(str(path))}{self._flags}"
+            trace, failure, confirmed.maps, replay_line(str(path), self._flags, failure)
         ):
             self._print(line)
 

@@ -256,11 +256,9 @@ def _confirm(target: Target, request: wire.Confirm) -> wire.Confirmed:
     failed = sum(found is not None for found in again)
     if not failed:
         return wire.Confirmed(0, request.times, request.trace)
-    small, runs = trace, 0
-    if request.most_runs:
-        small, runs, was_lost = replay.shrink(target, trace, failure, most_runs=request.most_runs)
-        if was_lost:
-            return lost
+    small, runs, was_lost = replay.shrink(target, trace, failure, most_runs=request.most_runs)
+    if was_lost:
+        return lost
     finds = [replay.find(target, small, failure) for _ in range(request.times)]
     last = next((found for found in finds if found is not None), failure)
     failed_small = sum(found is not None for found in finds)

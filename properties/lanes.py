@@ -49,7 +49,7 @@ EVERYWHERE: Final = ("seeded", "audited", "hypothesis")
 """What "all" lanes are where there is no GPU."""
 
 ON_A_GPU: Final = (*EVERYWHERE, "fenced")
-"""What they are on one. The sanitizer is asked for by name: it takes seconds an op."""
+"""What they are on one. The sanitizer is asked for by name: it is tens of times slower."""
 
 PATHS: Final = ("auto", "torch", "kernels")
 

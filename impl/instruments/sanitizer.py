@@ -43,7 +43,12 @@ _KINDS: Final = (
 )
 _MISALIGNED: Final = re.compile(r"is misaligned")
 _PROBED: Final = re.compile(r"Program hit .* (?:on|due to) .*call", re.DOTALL)
-_PLACE: Final = re.compile(r"\bat (?P<kernel>.+?)(?:\([^)]*\))?\+0x[0-9a-f]+(?: in (?P<where>\S+:\d+))?\s*$")
+_PLACES: Final = (
+    re.compile(r"\bat (?P<kernel>\S.*?)(?:\([^)]*\))?\+0x[0-9a-f]+(?: in (?P<where>\S+:\d+))?\b"),
+    re.compile(r"\bat 0x[0-9a-f]+ in (?P<where>\S+:\d+):(?P<kernel>[\w:]+)"),
+)
+"""Where an access stands: as the tool of 2025 says it, and as that of some years before did."""
+
 _THREAD: Final = re.compile(r"by thread \([\d,]+\) in block \([\d,]+\)")
 
 
@@ -149,7 +154,7 @@ def _report(block: list[str]) -> Report | None:
     kind = next((kind for pattern, kind in _KINDS if pattern.search(head)), "sanitizer")
     if any(_MISALIGNED.search(line) for line in block):
         kind = "misaligned-access"
-    place = next((found for line in block[1:] if (found := _PLACE.search(line))), None)
+    place = next((found for line in block for way in _PLACES if (found := way.search(line))), None)
     kernel = place["kernel"] if place else ""
     where = (place["where"] or "") if place else ""
     about = [

@@ -149,7 +149,7 @@ def test_a_trace_is_shrunk_and_stored(capsys):
     assert small.evidence.fingerprint == FAILURE.fingerprint
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(FAILURE.fingerprint)
-    assert f"reproduce  kvproof replay t.min.json --target {PLANT} --device cpu" in lines
+    assert f"reproduce  kvproof replay t.min.json --target {PLANT} --lane seeded --device cpu" in lines
     assert lines[-1].startswith("4 -> 1 ops in ")
     assert lines[-1].endswith(": t.min.json")
     assert replay("t.min.json", OWN, None, 1, as_json=False) == 1

@@ -127,7 +127,8 @@ def test_a_death_is_replayed_and_shrunk_process_by_process(
     target, environment = theirs.install(tmp_path / "plug", how)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    failure = Failure(property_id, "Free", "paged", divergence, 4, "as found")
+    op = "Trace" if divergence == "out-of-memory" else "Free"
+    failure = Failure(property_id, op, "paged", divergence, 4, "as found")
     done = confirm(target, SEEDED, LONG, failure, limits=LIMITS)
     assert (done.failed, done.times, done.failed_small, done.lost) == (3, 3, 3, False)
     small = wire.trace_of(done.trace)

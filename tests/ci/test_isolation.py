@@ -50,7 +50,7 @@ DEATHS = {
     "kill": ("P6", "Free", "crash SIGKILL"),
     "hang": ("P6", "Free", "hang"),
     "sleep": ("P6", "Free", "hang"),
-    "memory": ("P6", "Free", "out-of-memory"),
+    "memory": ("P6", "Trace", "out-of-memory"),
 }
 
 
