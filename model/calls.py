@@ -20,7 +20,9 @@ class ExtendCall:
 
     prefix_lens, seq_lens: row lengths before and after, in tokens.
     last_locs: slot of the row's last token before the call, -1 for an empty row.
-    tokens: sum of seq - prefix. pages: new pages the batch needs.
+    tokens: sum of seq - prefix. pages: new pages the batch needs. logical: `alloc_logical_only` is called
+    instead. tail: `alloc_extend_swa_tail` is, with this tail. bases: the caller's list of rotation bases
+    (page-interleave), which the call may write to.
     """
 
     prefix_lens: list[int]
@@ -28,6 +30,9 @@ class ExtendCall:
     last_locs: list[int]
     tokens: int
     pages: int
+    logical: bool = False
+    tail: int | None = None
+    bases: list[int | None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -40,17 +45,25 @@ class DecodeCall:
 
 @dataclass(slots=True, eq=False)
 class FreeCall:
-    """`free(slots)`."""
+    """`free(slots)`, or another method that takes slots alone.
+
+    method: "free", "free_swa", "free_full", "free_hisparse" or "free_hisparse_indices".
+    """
 
     slots: list[int]
+    method: str = "free"
 
 
 @dataclass(slots=True, eq=False)
 class FreeSegmentCall:
-    """`free_segment(slots, start_pos=start)`: start in tokens from the row's beginning."""
+    """`free_segment(slots, start_pos=start)`: start in tokens from the row's beginning.
+
+    method: "free_segment", "free_swa_segment" or "free_full_segment".
+    """
 
     slots: list[int]
     start: int
+    method: str = "free_segment"
 
 
 @dataclass(slots=True, eq=False)
@@ -91,9 +104,40 @@ class ClearCall:
 
 @dataclass(slots=True, eq=False)
 class ResizeCall:
-    """`resize` to this size in slots."""
+    """`resize` to this size in slots; side_size: of the second side, 0 where there is none."""
 
     size: int
+    side_size: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RemapCall:
+    """`set_full_to_swa_mapping(full, swa)`, then `clear_full_to_swa_mapping(cleared)`: full and swa side
+    slots, in pairs; cleared: full slots."""
+
+    full: list[int]
+    swa: list[int]
+    cleared: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class BufferCall:
+    """`alloc_device_buffer(slots, need)`: logical slots, and device slots wanted."""
+
+    slots: list[int]
+    need: int
+
+
+@dataclass(slots=True, eq=False)
+class AllocGroupBeginCall:
+    """`alloc_group_begin(slots)`."""
+
+    slots: int
+
+
+@dataclass(slots=True, eq=False)
+class AllocGroupEndCall:
+    """`alloc_group_end()`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,5 +158,9 @@ Call = (
     | ClobberCall
     | ClearCall
     | ResizeCall
+    | RemapCall
+    | BufferCall
+    | AllocGroupBeginCall
+    | AllocGroupEndCall
     | NoCall
 )

@@ -1,7 +1,7 @@
 """Marks: model events worth reaching.
 
 A campaign whose budget should have reached a mark and did not is not green: a generator that never exhausts
-the pool proves nothing about refusal. `REQUIRED` says which allocators can reach which mark.
+the pool proves nothing about refusal. `reachable` says which allocators can reach which mark.
 """
 
 from enum import StrEnum
@@ -44,9 +44,32 @@ class Mark(StrEnum):
     GROWN = "a resize makes the pool larger"
     SHRUNK = "a resize makes the pool smaller"
     BEYOND_31_BITS = "a slot does not fit in 31 bits"
+    SHORT_ON_MAIN = "a call is refused for the main side alone"
+    SHORT_ON_SIDE = "a call is refused for a second side alone"
+    SIDE_EXHAUSTED = "the last free page of a second side is handed out"
+    RECYCLED_ON_SIDE = "a released page of a second side is handed out again"
+    FREED_ON_SIDE = "a second side of a live row is released alone"
+    PART_OF_PAGE = "a sliding-window free touches part of a page"
+    FULL_ALONE = "full slots without peers are freed"
+    TAIL_ONLY = "an extend gives peers to its tail alone"
+    NO_TAIL = "an extend gives peers to nothing"
+    REMAPPED = "a row takes over another's peers"
+    REMAP_IN_GROUP = "a row takes over peers while peers are held by a group"
+    LOGICAL_ONLY = "an extend takes logical pages alone"
+    BUFFER_SURPLUS = "a device buffer leaves pages over"
+    BUFFER_COMPLETED = "a device buffer completes a partial page"
+    BUFFER_GROWN = "a device buffer takes pages beside the row's own"
+    BUFFER_REFUSED = "a device buffer is refused"
+    SERVED_FROM_ASIDE = "a slot that was set aside is handed out"
+    ASIDE_RETURNED = "slots that were set aside go back"
+    ASIDE_REFUSED = "more slots are to be set aside than there are"
+    ASIDE_TWICE = "slots are set aside while some are"
+    BASE_DRAWN = "a rotation base is drawn"
+    BASE_TIED = "a rotation base is drawn where classes tie"
+    CLASS_SHORT = "a call is refused for one class alone"
 
 
-PAGED_ONLY: Final = frozenset(
+_PAGED: Final = frozenset(
     {
         Mark.EMPTY_BATCH,
         Mark.ZERO_ROW,
@@ -61,12 +84,92 @@ PAGED_ONLY: Final = frozenset(
         Mark.WIDE_DECODE,
         Mark.LONG_ROW,
         Mark.PARTLY_USED_PAGE_FREE,
-        Mark.GROUP_OF_BOTH,
     }
 )
+_TOKEN: Final = frozenset(
+    {
+        Mark.EXACT_EXHAUSTION,
+        Mark.ONE_SHORT,
+        Mark.REFUSAL,
+        Mark.RECYCLED,
+        Mark.TAIL_FREE,
+        Mark.MANY_ROW_FREE,
+        Mark.STAGED_MERGE,
+        Mark.REFUSAL_AFTER_MERGE,
+        Mark.FREE_IN_GROUP,
+        Mark.ALLOC_IN_GROUP,
+        Mark.CLOBBER_DEFERRED,
+        Mark.CLEAR_IN_GROUP,
+    }
+)
+_SIZED: Final = frozenset({Mark.GROWN, Mark.SHRUNK})
+_PAIRED: Final = frozenset(
+    {
+        Mark.SHORT_ON_MAIN,
+        Mark.SHORT_ON_SIDE,
+        Mark.SIDE_EXHAUSTED,
+        Mark.RECYCLED_ON_SIDE,
+        Mark.FREED_ON_SIDE,
+    }
+)
+_SWA: Final = frozenset(
+    {
+        Mark.PART_OF_PAGE,
+        Mark.FULL_ALONE,
+        Mark.TAIL_ONLY,
+        Mark.NO_TAIL,
+        Mark.REMAPPED,
+        Mark.REMAP_IN_GROUP,
+    }
+)
+_DEVICE: Final = frozenset(
+    {
+        Mark.LOGICAL_ONLY,
+        Mark.BUFFER_SURPLUS,
+        Mark.BUFFER_COMPLETED,
+        Mark.BUFFER_GROWN,
+        Mark.BUFFER_REFUSED,
+    }
+)
+_GROUPED: Final = frozenset(
+    {Mark.FREE_IN_GROUP, Mark.ALLOC_IN_GROUP, Mark.CLOBBER_DEFERRED, Mark.CLEAR_IN_GROUP}
+)
+# Refused before anything is merged, and for want of pages on some side: other marks say of which.
+_ONE_POOL: Final = frozenset({Mark.ONE_SHORT, Mark.REFUSAL_AFTER_MERGE})
+_DECODE: Final = frozenset(
+    {Mark.DECODE_INSIDE_PAGE, Mark.DECODE_NEW_PAGE, Mark.DECODE_MIXED, Mark.WIDE_DECODE}
+)
+# An extend of whole prefixes alone starts at a page.
+_FROM_INSIDE: Final = frozenset({Mark.INSIDE_PAGE, Mark.OLD_PAGE_FILLED, Mark.THREE_PARTS})
+_EVERY: Final = _PAGED | _TOKEN
+
+_REACHABLE: Final[dict[str, frozenset[Mark]]] = {
+    "token": _TOKEN | _SIZED | {Mark.BEYOND_31_BITS},
+    "paged": _EVERY | _SIZED | {Mark.BEYOND_31_BITS, Mark.GROUP_OF_BOTH},
+    "swa": _EVERY - _ONE_POOL | _SIZED | _PAIRED | _SWA | {Mark.GROUP_OF_BOTH},
+    "swa-ring": _EVERY | {Mark.GROUP_OF_BOTH},
+    "pure-swa": _TOKEN,
+    "hisparse": (_EVERY - _GROUPED | _PAIRED | _DEVICE),
+    "hisparse-v4": _EVERY - _ONE_POOL | _PAIRED | _SWA | _DEVICE | {Mark.GROUP_OF_BOTH},
+    "mamba": frozenset(
+        {
+            Mark.EXACT_EXHAUSTION,
+            Mark.ONE_SHORT,
+            Mark.REFUSAL,
+            Mark.RECYCLED,
+            Mark.TAIL_FREE,
+            Mark.MANY_ROW_FREE,
+            Mark.SERVED_FROM_ASIDE,
+            Mark.ASIDE_RETURNED,
+            Mark.ASIDE_REFUSED,
+            Mark.ASIDE_TWICE,
+        }
+    ),
+    "page-interleave": _EVERY - _ONE_POOL - _DECODE - _FROM_INSIDE
+    | {Mark.BASE_DRAWN, Mark.BASE_TIED, Mark.CLASS_SHORT},
+}
 
 
 def reachable(allocator: str) -> frozenset[Mark]:
     """The marks that an allocator of this kind can reach."""
-    everything = frozenset(Mark)
-    return everything - PAGED_ONLY if allocator == "token" else everything
+    return _REACHABLE[allocator]

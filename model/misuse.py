@@ -7,7 +7,7 @@ nothing to misuse. The right answer is always a refusal that changes nothing.
 from collections.abc import Callable
 from typing import Final
 
-from kvproof.model import calls
+from kvproof.model import calls, ops
 from kvproof.model.base import AllocatorModel, Row
 
 _Maker = Callable[[AllocatorModel, int], calls.Call | None]
@@ -15,7 +15,8 @@ _Maker = Callable[[AllocatorModel, int], calls.Call | None]
 
 def misuse_call(model: AllocatorModel, kind: str, row: int) -> calls.Call | None:
     """The forbidden call, or None when this state offers no way to make it. Does not change the model."""
-    return _MAKERS[kind](model, row)
+    needed = _NEEDS.get(kind)
+    return None if needed is not None and needed not in model.knows else _MAKERS[kind](model, row)
 
 
 def _row(model: AllocatorModel, ordinal: int) -> Row | None:
@@ -42,8 +43,12 @@ def _padding_page(_model: AllocatorModel, _row: int) -> calls.Call | None:
 
 
 def _out_of_range(model: AllocatorModel, _row: int) -> calls.Call | None:
-    beyond = model.config.page_offset + model.config.num_pages + 1
+    beyond = max(pages[-1] for pages in (model.pool.pages, *_classes(model))) + 1
     return calls.FreeCall([beyond * model.page_size])
+
+
+def _classes(model: AllocatorModel) -> list[range]:
+    return [pool.pages for pool in model.sides.values()] if ops.Chain in model.knows else []
 
 
 def _pages_twice(model: AllocatorModel, row: int) -> calls.Call | None:
@@ -66,7 +71,7 @@ def _nested_begin(model: AllocatorModel, _row: int) -> calls.Call | None:
 
 
 def _end_without_begin(model: AllocatorModel, _row: int) -> calls.Call | None:
-    return None if model.in_group else calls.GroupEndCall()
+    return calls.GroupEndCall() if model.defers and not model.in_group else None
 
 
 def _unaligned_segment(model: AllocatorModel, row: int) -> calls.Call | None:
@@ -86,11 +91,73 @@ def _segments_share_page(model: AllocatorModel, row: int) -> calls.Call | None:
 
 def _incongruent_last_loc(model: AllocatorModel, row: int) -> calls.Call | None:
     owner = _row(model, row)
-    if owner is None or not owner.length or model.page_size == 1 or model.config.allocator == "token":
+    if owner is None or not owner.length or model.page_size == 1:
         return None
     new_pages = int(owner.length % model.page_size == 0)
     return calls.ExtendCall([owner.length], [owner.length + 1], [model.last_loc(owner) - 1], 1, new_pages)
 
+
+def _swa_of_unmapped(model: AllocatorModel, row: int) -> calls.Call | None:
+    owner = _row(model, row)
+    if owner is None or "swa" not in model.sides or any(model.peer_pages(owner, "swa")):
+        return None
+    slots = model.slots_of(owner, 0, owner.length)
+    return calls.FreeSegmentCall(slots, 0, "free_swa_segment") if slots else None
+
+
+def _full_of_mapped(model: AllocatorModel, row: int) -> calls.Call | None:
+    owner = _row(model, row)
+    if owner is None or "swa" not in model.sides or not any(model.peer_pages(owner, "swa")[-1:]):
+        return None
+    last = len(owner.pages) - 1
+    return calls.FreeCall(model.slots_of(owner, last * model.page_size, owner.length), "free_full")
+
+
+def _tail_too_long(model: AllocatorModel, row: int) -> calls.Call | None:
+    return calls.ExtendCall([0], [1], [-1], 1, 1, tail=2)
+
+
+def _unaligned_buffer(model: AllocatorModel, row: int) -> calls.Call | None:
+    owner = _row(model, row)
+    ps = model.config.device_page_size
+    if owner is None or not owner.length or ps == 1:
+        return None
+    return calls.BufferCall(model.slots_of(owner, 0, owner.length), ps + 1)
+
+
+def _unaligned_prefix(model: AllocatorModel, row: int) -> calls.Call | None:
+    owner = _row(model, row)
+    if owner is None or owner.length % model.page_size == 0:
+        return None
+    length = owner.length
+    last = model.last_loc(owner)
+    return calls.ExtendCall([length], [length + 1], [last], 1, 0, bases=[getattr(owner, "base", None)])
+
+
+def _paged_call(model: AllocatorModel, row: int) -> calls.Call | None:
+    return calls.ExtendCall([0], [1], [-1], 1, 1) if model.config.allocator in _NO_EXTEND else None
+
+
+def _mapping_edit(model: AllocatorModel, row: int) -> calls.Call | None:
+    return calls.RemapCall([1], [1], [1]) if model.config.allocator == "pure-swa" else None
+
+
+_NO_EXTEND: Final = ("token", "pure-swa")
+
+_NEEDS: Final[dict[str, type[ops.Op]]] = {
+    "free-pages-twice": ops.FreePages,
+    "unaligned-alloc": ops.Alloc,
+    "negative-alloc": ops.Alloc,
+    "unaligned-segment": ops.FreeSegment,
+    "segments-share-page": ops.FreeSegments,
+    "nested-begin": ops.GroupBegin,
+    "end-without-begin": ops.GroupBegin,
+    "incongruent-last-loc": ops.Decode,
+    "tail-too-long": ops.ExtendTail,
+    "unaligned-buffer": ops.DeviceBuffer,
+    "unaligned-prefix": ops.Chain,
+}
+"""The op that a kind of allocator must know for this misuse to mean anything there."""
 
 _MAKERS: Final[dict[str, _Maker]] = {
     "double-free": _double_free,
@@ -105,4 +172,11 @@ _MAKERS: Final[dict[str, _Maker]] = {
     "unaligned-segment": _unaligned_segment,
     "segments-share-page": _segments_share_page,
     "incongruent-last-loc": _incongruent_last_loc,
+    "free-swa-of-unmapped": _swa_of_unmapped,
+    "free-full-of-mapped": _full_of_mapped,
+    "tail-too-long": _tail_too_long,
+    "unaligned-buffer": _unaligned_buffer,
+    "unaligned-prefix": _unaligned_prefix,
+    "paged-call": _paged_call,
+    "mapping-edit": _mapping_edit,
 }

@@ -109,10 +109,139 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """`resize` to this many pages (1 to `Config.most_pages`) plus `spare` slots that fill no page; clears."""
+    """`resize` to this many pages (1 to `Config.most_pages`) plus `spare` slots that fill no page; clears.
+
+    side: pages of the second side of a pool, unchanged when 0.
+    """
 
     pages: int
     spare: int = 0
+    side: int = 0
+
+
+# --- pools of two sides: sliding window (swa …), and a device under logical pages (hisparse …) ---------
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendTail:
+    """`alloc_extend_swa_tail`: one row grows by `tokens`, and only its last `tail` have a sliding-window
+    peer.
+
+    row, tokens: as an entry of `Extend`. tail: modulo tokens + 1, cut so that it begins at a page of the row.
+    """
+
+    row: int
+    tokens: int
+    tail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSwa:
+    """`free_swa` of a row's positions from `start` (modulo its length) on, `tokens` of them, all when 0.
+
+    The pages they touch lose their peers whole; slots that have none are passed too, where that is allowed.
+    """
+
+    row: int
+    start: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSwaSegment:
+    """`free_swa_segment` of the first run of pages that have peers in the same stretch as `FreeSwa`."""
+
+    row: int
+    start: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeFull:
+    """`free_full` of what lies beyond `keep` tokens, as in `Free`, as far as it has no peer any more."""
+
+    row: int
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeFullSegment:
+    """`free_full_segment` of the same stretch as `FreeFull`."""
+
+    row: int
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remap:
+    """A cache recovers a row that has lost peers: each page of `row` without a peer takes over that of the
+    same page of `donor` (`set_full_to_swa_mapping`), which then has none (`clear_full_to_swa_mapping`).
+
+    start, pages: from this page (modulo the row's pages) on, so many, all when 0.
+    """
+
+    row: int
+    donor: int
+    start: int = 0
+    pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLogical:
+    """`alloc_logical_only`: an `Extend` without device pages."""
+
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeDevice:
+    """`free_hisparse` of the pages that `start` and `tokens` touch, as in `FreeSwa`: their device side."""
+
+    row: int
+    start: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer:
+    """`alloc_device_buffer` of this many pages for a row, made of its device pages first."""
+
+    row: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBuffer:
+    """`free_hisparse_indices` of a buffer that `DeviceBuffer` gave: an ordinal modulo those there are."""
+
+    buffer: int = 0
+
+
+# --- state slots and sharded pages ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AllocGroupBegin:
+    """`alloc_group_begin`: this many slots are set aside (mamba)."""
+
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocGroupEnd:
+    """`alloc_group_end`: what is left of them goes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`alloc_extend` of one new row whose rotation base the caller gives, modulo the shards
+    (page-interleave).
+
+    Rows of `Extend` go on with their own base, and new ones have theirs drawn.
+    """
+
+    base: int
+    tokens: int
 
 
 MISUSES: Final = (
@@ -128,8 +257,19 @@ MISUSES: Final = (
     "unaligned-segment",
     "segments-share-page",
     "incongruent-last-loc",
+    "free-swa-of-unmapped",
+    "free-full-of-mapped",
+    "tail-too-long",
+    "unaligned-buffer",
+    "unaligned-prefix",
+    "paged-call",
+    "mapping-edit",
 )
-"""What a caller must not do, by name. `paged.py` and `token.py` say what each means there."""
+"""What a caller must not do, by name. `misuse.py` says what each means where."""
+
+HARMLESS: Final = frozenset({"end-without-begin", "free-swa-of-unmapped"})
+"""Misuses that must at least do no harm, whoever is asked: refused, or without effect. The contract says so,
+so that they are drawn everywhere, and one that changes anything is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +298,19 @@ Op = (
     | Clear
     | Resize
     | Misuse
+    | ExtendTail
+    | FreeSwa
+    | FreeSwaSegment
+    | FreeFull
+    | FreeFullSegment
+    | Remap
+    | ExtendLogical
+    | FreeDevice
+    | DeviceBuffer
+    | FreeBuffer
+    | AllocGroupBegin
+    | AllocGroupEnd
+    | Chain
 )
 
 OP_TYPES: Final[tuple[type[Op], ...]] = (
@@ -174,4 +327,17 @@ OP_TYPES: Final[tuple[type[Op], ...]] = (
     Clear,
     Resize,
     Misuse,
+    ExtendTail,
+    FreeSwa,
+    FreeSwaSegment,
+    FreeFull,
+    FreeFullSegment,
+    Remap,
+    ExtendLogical,
+    FreeDevice,
+    DeviceBuffer,
+    FreeBuffer,
+    AllocGroupBegin,
+    AllocGroupEnd,
+    Chain,
 )

@@ -16,10 +16,19 @@ from kvproof.model.base import AllocatorModel, Expectation, Growth, Outcome, Row
 from kvproof.model.marks import LONG_TOKENS, WIDE_ROWS, Mark
 from kvproof.model.misuse import misuse_call
 from kvproof.model.ops import Op
+from kvproof.model.pool import Pool, Queue
 
 
 class PagedModel(AllocatorModel):
-    """One paged pool and the rows in it."""
+    """One paged pool and the rows in it.
+
+    fifo: the pool is a token pool. Then a batch is served by plain `alloc` of as many slots (`alloc_extend`
+    and `alloc_decode` do not exist), frees are neither sorted nor deduplicated, and every release, whatever
+    its form, goes to the end in the order it was given.
+    """
+
+    def _fresh_pool(self, pages: range) -> Pool:
+        return Queue(pages, self.config.need_sort) if self.fifo else super()._fresh_pool(pages)
 
     def _handle(self) -> dict[type[Op], Callable[[Any], Expectation]]:
         return {
@@ -46,6 +55,21 @@ class PagedModel(AllocatorModel):
 
     def _extend(self, op: ops.Extend) -> Expectation:
         growths, fresh = self._batch(op.entries)
+        expectation = self._allocate_tokens(growths) if self.fifo else self._grow_pages(growths)
+        if expectation.outcome is Outcome.SLOTS:
+            self.rows.extend(fresh)
+        return expectation
+
+    def _grow_pages(self, growths: list[Growth]) -> Expectation:
+        """`alloc_extend` of these rows."""
+        call = self._extend_call(growths)
+        may_need = call.tokens // self.page_size + len(growths) + 1
+        expectation = self._allocate(call, growths, call.pages, may_need)
+        if expectation.outcome is Outcome.SLOTS:
+            self._note_extend(growths)
+        return expectation
+
+    def _extend_call(self, growths: list[Growth]) -> calls.ExtendCall:
         ps = self.page_size
         call = calls.ExtendCall([], [], [], 0, 0)
         for growth in growths:
@@ -55,15 +79,17 @@ class PagedModel(AllocatorModel):
             call.last_locs.append(self.last_loc(growth.row) if prefix else -1)
             call.tokens += seq - prefix
             call.pages += -(-seq // ps) - growth.first_new
-        may_need = call.tokens // ps + len(growths) + 1
-        expectation = self._allocate(call, growths, call.pages, may_need)
-        if expectation.outcome is Outcome.SLOTS:
-            self.rows.extend(fresh)
-            self._note_extend(growths)
-        return expectation
+        return call
+
+    def _allocate_tokens(self, growths: list[Growth]) -> Expectation:
+        """`alloc` for the whole batch; the caller divides the slots among its rows in batch order."""
+        need = sum(growth.seq - growth.prefix for growth in growths)
+        return self._allocate(calls.AllocCall(need), growths, need, need)
 
     def _decode(self, op: ops.Decode) -> Expectation:
         growths = self._steps(op.rows)
+        if self.fifo:
+            return self._allocate_tokens(growths)
         call = calls.DecodeCall(
             [growth.seq for growth in growths], [self.last_loc(growth.row) for growth in growths]
         )
@@ -76,11 +102,19 @@ class PagedModel(AllocatorModel):
     def _steps(self, ordinals: tuple[int, ...]) -> list[Growth]:
         """One token more for each named row that has any."""
         rows = [self.rows[index] for index in self._named_rows(ordinals)]
-        return [Growth(row, row.length, row.length + 1, len(row.pages)) for row in rows if row.length]
+        return [
+            Growth(row, row.length, row.length + 1, len(row.pages))
+            for row in rows
+            if row.length and self._can_step(row)
+        ]
+
+    def _can_step(self, row: Row) -> bool:
+        """Whether a lawful caller may decode this row."""
+        return True
 
     def _alloc(self, op: ops.Alloc) -> Expectation:
         need = min(max(op.pages, 0), self.config.num_pages + 1)
-        row = Row([], 0)
+        row = self._new_row()
         call = calls.AllocCall(need * self.page_size)
         expectation = self._allocate(call, [Growth(row, 0, call.need, 0)], need, need)
         if expectation.outcome is Outcome.SLOTS and need:
@@ -93,14 +127,14 @@ class PagedModel(AllocatorModel):
         may_need: the estimate at which a `need_sort` pool merges first, so that it never refuses for pages
         that are merely staged.
         """
-        had_staged = bool(self.staged)
-        if may_need > len(self.free_pages):
-            self._merge()
-        if need > len(self.free_pages):
+        pool = self.pool
+        had_staged = bool(pool.staged)
+        if pool.merge_for(may_need):
+            self.marks[Mark.STAGED_MERGE] += 1
+        if need > len(pool.free):
             self._note_refusal(need, had_staged)
             return Expectation(call, Outcome.OOM, self.available)
-        taken = self.free_pages[:need]
-        del self.free_pages[:need]
+        taken = pool.take(need)
         slots: list[int] = []
         ps = self.page_size
         at = 0
@@ -120,13 +154,6 @@ class PagedModel(AllocatorModel):
         self._note_taken(taken)
         return Expectation(call, Outcome.SLOTS, self.available, slots, growths, taken)
 
-    def _merge(self) -> None:
-        """Staged pages join the free list, which is sorted. Nothing is ever staged without need_sort."""
-        if self.staged:
-            self.free_pages = sorted(self.free_pages + self.staged)
-            self.staged = []
-            self.marks[Mark.STAGED_MERGE] += 1
-
     # --- release ----------------------------------------------------------------------------------
 
     def _free(self, op: ops.Free) -> Expectation:
@@ -135,17 +162,32 @@ class PagedModel(AllocatorModel):
         named = self._named_rows(op.rows)
         if not named:
             return self._nothing()
+        self._begin_release()
         for index in named:
             row = self.rows[index]
-            keep = self.pages(op.keep % (row.length + 1))
+            keep = self._least_kept(row, self.pages(op.keep % (row.length + 1)), segment=False)
             slots.extend(self.slots_of(row, keep * self.page_size, row.length))
             pages.extend(self._cut(row, keep))
         self._drop_empty(named)
-        slots = self._ordered(slots, op.order % ops.ORDERS)
+        order = op.order % ops.ORDERS
+        slots = self._ordered(slots, order)
         if len(named) > 1:
             self.marks[Mark.MANY_ROW_FREE] += 1
-        self._release_slots(pages, slots)
+        self._release_slots(pages, slots, order)
         return self._done(calls.FreeCall(slots))
+
+    def _begin_release(self) -> None:
+        """A call that releases begins. For pools of two sides."""
+
+    def _least_kept(self, row: Row, keep: int, *, segment: bool) -> int:
+        """How many pages of the row a lawful free leaves alone at least, when `keep` are to be kept. For
+        pools of two sides, where not every page may go by every call."""
+        return keep
+
+    def _release_slots(self, pages: list[int], slots: list[int], order: int) -> None:
+        """`free`: each page touched, once; slots in the order they are passed in, `order` of Free."""
+        self._note_deferred(pages)
+        self.pool.release_set(slots if self.fifo else pages)
 
     def _ordered(self, slots: list[int], order: int) -> list[int]:
         """The slots as `Free.order` passes them. Which pages they touch does not depend on it."""
@@ -153,17 +195,18 @@ class PagedModel(AllocatorModel):
             return slots[::-1]
         if order == ops.INTERLEAVED:
             return slots[1::2] + slots[::2]
-        return slots * 2 if order == ops.TWICE else slots
+        return slots * 2 if order == ops.TWICE and not self.fifo else slots
 
     def _free_segment(self, op: ops.FreeSegment) -> Expectation:
         if not self.rows:
             return self._nothing()
         index = op.row % len(self.rows)
         row = self.rows[index]
-        keep = op.start % (row.length + 1) // self.page_size
+        self._begin_release()
+        keep = self._least_kept(row, op.start % (row.length + 1) // self.page_size, segment=True)
         start = keep * self.page_size
         slots = self.slots_of(row, start, row.length)
-        self._release_pages(self._cut(row, keep))
+        self._release_in_order(self._cut(row, keep))
         self._drop_empty([index])
         return self._done(calls.FreeSegmentCall(slots, start))
 
@@ -173,7 +216,8 @@ class PagedModel(AllocatorModel):
         index = op.row % len(self.rows)
         row = self.rows[index]
         ps = self.page_size
-        keep = op.start % (row.length + 1) // ps
+        self._begin_release()
+        keep = self._least_kept(row, op.start % (row.length + 1) // ps, segment=True)
         last = len(row.pages)
         bounds = [keep, *sorted(keep + cut % (last - keep + 1) for cut in op.cuts), last]
         stretches = list(pairwise(bounds))
@@ -185,7 +229,7 @@ class PagedModel(AllocatorModel):
         self._drop_empty([index])
         # Several calls in one: a later segment's pages end up before an earlier one's.
         for first, end in stretches:
-            self._release_pages(pages[first - keep : end - keep])
+            self._release_in_order(pages[first - keep : end - keep], first - keep)
         return self._done(calls.FreeSegmentsCall(segments))
 
     def _free_page_ids(self, op: ops.FreePages) -> Expectation:
@@ -193,9 +237,10 @@ class PagedModel(AllocatorModel):
             return self._nothing()
         index = op.row % len(self.rows)
         row = self.rows[index]
+        self._begin_release()
         pages = self._cut(row, op.keep % (len(row.pages) + 1))
         self._drop_empty([index])
-        self._release_pages(pages)
+        self._release_in_order(pages)
         return self._done(calls.FreePageIdsCall(pages))
 
     def _cut(self, row: Row, keep: int) -> list[int]:
@@ -214,52 +259,30 @@ class PagedModel(AllocatorModel):
             if not self.rows[index].length:
                 del self.rows[index]
 
-    def _release_slots(self, pages: list[int], slots: list[int]) -> None:
-        """`free`: each page touched once, ascending. `slots` matter only where order does (token)."""
-        if self.group_slots is not None:
-            self._note_deferred(pages)
-            self.group_slots.extend(pages)
-        else:
-            self._return(sorted(pages))
-
-    def _release_pages(self, pages: list[int]) -> None:
-        """`free_page_ids` and segments: these pages in this order."""
-        if self.group_pages is not None:
-            self._note_deferred(pages)
-            self.group_pages.extend(pages)
-        else:
-            self._return(pages)
-
-    def _return(self, pages: list[int]) -> None:
-        """To the front of the free list, or to the end of the staged pages."""
-        self._released.update(pages)
-        if self.config.need_sort:
-            self.staged.extend(pages)
-        else:
-            self.free_pages[:0] = pages
+    def _release_in_order(self, pages: list[int], first: int = 0) -> None:
+        """These pages in this order. first: where they begin among the pages cut by this call."""
+        self._note_deferred(pages)
+        self.pool.release_list(pages)
 
     # --- groups and the rest ----------------------------------------------------------------------
 
     def _group_begin(self, _op: ops.GroupBegin) -> Expectation:
         if self.in_group:
             return self._nothing()
-        self.group_slots, self.group_pages = [], []
+        self._each_pool(Pool.begin)
         return self._done(calls.GroupBeginCall())
 
     def _group_end(self, _op: ops.GroupEnd) -> Expectation:
-        if self.group_slots is None or self.group_pages is None:
+        if not self.in_group:
             return self._nothing()
-        slots, pages = self.group_slots, self.group_pages
-        self.group_slots = self.group_pages = None
-        self._return_group(slots, pages)
+        if self.pool.held is not None and all(self.pool.held):
+            self.marks[Mark.GROUP_OF_BOTH] += 1
+        self._each_pool(Pool.end)
         return self._done(calls.GroupEndCall())
 
-    def _return_group(self, slots: list[int], pages: list[int]) -> None:
-        """All `free`s as one, then all page ids as one."""
-        if slots and pages:
-            self.marks[Mark.GROUP_OF_BOTH] += 1
-        self._return(sorted(slots))
-        self._return(pages)
+    def _each_pool(self, act: Callable[[Pool], object]) -> None:
+        for pool in (self.pool, *self.sides.values()):
+            act(pool)
 
     def _clobber(self, _op: ops.Clobber) -> Expectation:
         if self.deferred():
@@ -290,7 +313,7 @@ class PagedModel(AllocatorModel):
     # --- marks ------------------------------------------------------------------------------------
 
     def _note_deferred(self, pages: list[int]) -> None:
-        if pages:
+        if pages and self.in_group:
             self.marks[Mark.FREE_IN_GROUP] += 1
 
     def _note_extend(self, growths: list[Growth]) -> None:

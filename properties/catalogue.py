@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvproof.properties.checks import answer, slots, state
+from kvproof.properties.checks import answer, buffer, slots, state
 from kvproof.properties.step import Finding, Step
 
 Check = Callable[[Step], Finding | None]
@@ -61,9 +61,7 @@ PROPERTIES: Final = (
     Property(
         "P9", "range and dtype", "Slots are int64 inside the pool, with no 32-bit wrap up to 2**40 slots."
     ),
-    Property(
-        "P10", "side mappings", "Paired slots are mapped, page-injective, and cleared on release.", "later"
-    ),
+    Property("P10", "side mappings", "Live paired slots are mapped, page-injective, and cleared on release."),
     Property(
         "P11",
         "deferred release",
@@ -107,8 +105,11 @@ ANSWER_CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("P9", slots.check_range),
     ("P5", slots.check_continuity),
     ("P4", slots.check_shape),
+    ("P10", slots.check_peers),
     ("P1", slots.check_single_owner),
+    ("P1", buffer.check_buffer),
     ("P14", slots.check_exact_slots),
+    ("P14", state.check_bases),
 )
 """Asked first, while the model still stands where it predicted; then a legal choice is adopted."""
 
@@ -119,6 +120,8 @@ STATE_CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("P1", state.check_lists_single),
     ("P2", state.check_available),
     ("P2", state.check_lists_complete),
+    ("P10", state.check_mappings),
+    ("P2", state.check_sizes),
     ("P14", state.check_lists_order),
     ("P7", answer.check_memory),
     ("P15", answer.check_cost),

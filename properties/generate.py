@@ -4,7 +4,8 @@ It looks at the model only (how many rows, how long, how much is free), so that 
 target. It leans towards edges: the last free page, lengths around a page's end, batches around powers of two,
 rows that grow by nothing, tensors overwritten while a group still needs them. Every trace has its own taste:
 weights are drawn per trace and some ops are switched off (swarm testing), since faults hide behind ops that
-undo one another.
+undo one another. A cache whose pages are a part of the allocator's is a taste too: it cuts rows at its own
+pages.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Final
 
 from kvproof.model import ops
 from kvproof.model.base import AllocatorModel, Row
-from kvproof.model.ops import MISUSES, NEW_ROW, Op
+from kvproof.model.hisparse import DeviceModel
+from kvproof.model.ops import HARMLESS, MISUSES, NEW_ROW, Op
 from kvproof.properties.draw import Draw
 from kvproof.properties.space import Space, is_wide
 
@@ -32,11 +34,34 @@ _WEIGHTS: Final[dict[type[Op], int]] = {
     ops.Clear: 1,
     ops.Resize: 1,
     ops.Misuse: 24,
+    ops.ExtendTail: 8,
+    ops.FreeSwa: 12,
+    ops.FreeSwaSegment: 6,
+    ops.FreeFull: 6,
+    ops.FreeFullSegment: 3,
+    ops.Remap: 8,
+    ops.ExtendLogical: 5,
+    ops.FreeDevice: 5,
+    ops.DeviceBuffer: 7,
+    ops.FreeBuffer: 6,
+    ops.AllocGroupBegin: 10,
+    ops.Chain: 8,
 }
+_HARMLESS_WEIGHT: Final = 2
+"""Of Misuse where only those are drawn that the contract wants harmless from everybody."""
 _TASTES: Final = (4, 4, 4, 1, 12, 0)
 _ALWAYS: Final = (ops.Extend, ops.Free, ops.Misuse)
 _RARE: Final = (ops.Clear, ops.Resize)
-_FREES: Final = (ops.Free, ops.FreeSegment, ops.FreeSegments, ops.FreePages)
+_FREES: Final = (
+    ops.Free,
+    ops.FreeSegment,
+    ops.FreeSegments,
+    ops.FreePages,
+    ops.FreeSwa,
+    ops.FreeSwaSegment,
+    ops.FreeDevice,
+    ops.FreeBuffer,
+)
 _BATCHES: Final = (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 _USUAL_BATCHES: Final = 12
 _MOST_ROWS: Final = (4, 8, 8, 16, 16, 64)
@@ -62,6 +87,8 @@ class Generator:
             self._most_rows = draw.choice(_MOST_ROWS)
         self._exhausts = draw.choice((1, 2, 8))
         self._long_groups = draw.integer(0, 7) == 7
+        self._grain = self._cache_page(model.page_size)
+        self._misuses = MISUSES if space.misuse else tuple(sorted(HARMLESS))
         self._makers: list[Callable[[], Op]] = []
         self._frees: list[Callable[[], Op]] = []
         self._cumulative = self._taste(space)
@@ -70,13 +97,13 @@ class Generator:
         """One op that suits the model's present state."""
         draw, model = self._draw, self._model
         # A full pool refuses for ever; make room more often than the weights would.
-        if model.rows and not model.available and draw.integer(0, 3) > 1:
+        if not model.available and (model.rows or isinstance(model, DeviceModel)) and draw.integer(0, 3) > 1:
             return draw.choice(self._frees)()
         if self._wide and draw.integer(0, 3):
             return self._wide_op()
         # With no rows nearly every op comes to nothing.
         if not model.rows and draw.integer(0, 31):
-            return self._extend()
+            return self._extend() if ops.Extend in model.knows else self._alloc()
         return self._makers[draw.weighted(self._cumulative)]()
 
     def _taste(self, space: Space) -> list[int]:
@@ -94,17 +121,31 @@ class Generator:
             ops.Clear: ops.Clear,
             ops.Resize: self._resize,
             ops.Misuse: self._misuse,
+            ops.ExtendTail: self._extend_tail,
+            ops.FreeSwa: lambda: ops.FreeSwa(*self._stretch()),
+            ops.FreeSwaSegment: lambda: ops.FreeSwaSegment(*self._stretch()),
+            ops.FreeFull: lambda: ops.FreeFull(row := self._row(), self._keep(row)),
+            ops.FreeFullSegment: lambda: ops.FreeFullSegment(row := self._row(), self._keep(row)),
+            ops.Remap: self._remap,
+            ops.ExtendLogical: self._extend_logical,
+            ops.FreeDevice: lambda: ops.FreeDevice(*self._stretch()),
+            ops.DeviceBuffer: self._device_buffer,
+            ops.FreeBuffer: lambda: ops.FreeBuffer(self._draw.integer(0, 3)),
+            ops.AllocGroupBegin: self._alloc_group,
+            ops.Chain: self._chain,
         }
         weights: list[int] = []
         for op_type, maker in makers.items():
-            if op_type.__name__ in space.lacks or (op_type is ops.Misuse and not space.misuse):
+            if op_type.__name__ in space.lacks or op_type not in self._model.knows:
                 continue
-            taste = 4 if op_type in _ALWAYS else self._draw.choice(_TASTES)
+            always = op_type in _ALWAYS or (op_type is ops.Alloc and ops.Extend not in self._model.knows)
+            taste = 4 if always else self._draw.choice(_TASTES)
             if op_type in _RARE:
                 taste = min(taste, 1)
             if taste:
                 self._makers.append(maker)
-                weights.append(_WEIGHTS[op_type] * taste)
+                harmless = op_type is ops.Misuse and not space.misuse
+                weights.append((_HARMLESS_WEIGHT if harmless else _WEIGHTS[op_type]) * taste)
                 if op_type in _FREES:
                     self._frees.append(maker)
         return list(accumulate(weights))
@@ -134,7 +175,7 @@ class Generator:
         """Hundreds of rows in one batch, one of them long: what kernels serve in several blocks."""
         draw, live = self._draw, len(self._model.rows)
         batch = draw.choice(self._batches)
-        if live >= batch and draw.integer(0, 2):
+        if live >= batch and draw.integer(0, 2) and ops.Decode in self._model.knows:
             return ops.Decode(tuple(range(live)))
         ps, shift = self._model.page_size, draw.integer(0, 9)
         entries = [(NEW_ROW, (shift + i) % (ps + 1)) for i in range(batch)]
@@ -260,4 +301,78 @@ class Generator:
         return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()
 
     def _misuse(self) -> Op:
-        return ops.Misuse(self._draw.choice(MISUSES), self._row())
+        return ops.Misuse(self._draw.choice(self._misuses), self._row())
+
+    # --- pools of two sides, state slots, shards --------------------------------------------------
+
+    def _cache_page(self, page_size: int) -> int:
+        """The caller's own page: mostly the allocator's, else a part of it."""
+        parts = [part for part in (1, 2, 4, 16) if page_size % part == 0]
+        return page_size // (self._draw.choice(parts) if self._draw.integer(0, 1) else 1)
+
+    def _grains(self, most: int) -> int:
+        """A number of tokens up to `most`, mostly of whole cache pages."""
+        tokens = self._draw.integer(0, most)
+        return tokens if not self._draw.integer(0, 7) else tokens // self._grain * self._grain
+
+    def _stretch(self) -> tuple[int, int, int]:
+        """A row, and a stretch of it as (start, tokens): what a window leaves behind, or any."""
+        rows = self._model.rows
+        row = self._row()
+        length = rows[row].length if rows else 0
+        match self._draw.integer(0, 3):
+            case 0:
+                return row, 0, 0
+            case 1:
+                return row, 0, self._grains(length)
+            case 2:
+                return row, self._grains(length), self._draw.integer(0, 2 * self._grain)
+            case _:
+                start = self._grains(length)
+                return row, start, self._grains(length - start)
+
+    def _extend_tail(self) -> Op:
+        draw, live = self._draw, len(self._model.rows)
+        fresh = live < self._most_rows and (not live or draw.integer(0, 3) > 0)
+        row = NEW_ROW if fresh else draw.integer(0, max(live - 1, 0))
+        ((row, tokens),) = self._entries([row])
+        entries = [(row, tokens)]
+        if draw.integer(0, 15) < self._exhausts:
+            self._exhaust(entries)
+        row, tokens = entries[0]
+        return ops.ExtendTail(row, tokens, self._grains(tokens) if draw.integer(0, 3) else 0)
+
+    def _remap(self) -> Op:
+        draw, live = self._draw, max(len(self._model.rows), 1)
+        if draw.integer(0, 3):
+            return ops.Remap(draw.integer(0, live - 1), draw.integer(0, live - 1))
+        return ops.Remap(
+            draw.integer(0, live - 1), draw.integer(0, live - 1), draw.integer(0, 3), draw.integer(0, 2)
+        )
+
+    def _extend_logical(self) -> Op:
+        op = self._extend()
+        assert isinstance(op, ops.Extend)
+        return ops.ExtendLogical(op.entries)
+
+    def _device_buffer(self) -> Op:
+        draw, model, row = self._draw, self._model, self._row()
+        own = len([page for page in model.peer_pages(model.rows[row], "device") if page]) if model.rows else 0
+        free = model.sides["device"].count
+        if draw.integer(0, 3):
+            return ops.DeviceBuffer(row, max(0, own + draw.integer(-1, 2)))
+        return ops.DeviceBuffer(row, max(0, own + free + draw.integer(-1, 1)))
+
+    def _alloc_group(self) -> Op:
+        draw, model = self._draw, self._model
+        if draw.integer(0, 2) == 0:
+            return ops.AllocGroupEnd()
+        free = model.available
+        return ops.AllocGroupBegin(
+            max(0, free + draw.integer(-1, 1)) if draw.integer(0, 3) == 3 else draw.integer(0, 4)
+        )
+
+    def _chain(self) -> Op:
+        draw = self._draw
+        ((_, tokens),) = self._entries([NEW_ROW])
+        return ops.Chain(draw.integer(0, 7), tokens)

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from kvproof.impl.targets.protocol import Answer, Mirror, State, Subject
 from kvproof.model.base import AllocatorModel, Expectation, Outcome
 from kvproof.model.config import Config
-from kvproof.model.ops import Clobber, GroupBegin, GroupEnd, Misuse, Op
+from kvproof.model.ops import HARMLESS, Clobber, GroupBegin, GroupEnd, Misuse, Op
 from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, TOLERABLE, Check
-from kvproof.properties.checks.slots import chosen_pages
+from kvproof.properties.checks.buffer import adopt_buffer
+from kvproof.properties.checks.slots import chosen_pages, chosen_peers
 from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
 from kvproof.properties.failure import DEVICE_LOST, ILLEGAL_ACCESS, Failure
 from kvproof.properties.step import Finding, Step
 from kvproof.properties.witness import Witness
 
-_GROUP_MISUSES = ("nested-begin", "end-without-begin")
+_PROPERTY_OF_MISUSE = {"nested-begin": "P11", "end-without-begin": "P11", "free-swa-of-unmapped": "P3"}
+"""What is broken by a misuse that is taken; P1 by all others."""
 
 
 @dataclass(slots=True)
@@ -107,6 +109,8 @@ class Lockstep:
             and answer.error is None
             and not answer.damage
             and answer.dtype == "int64"
+            and answer.bases == expectation.bases
+            and (not expectation.portions or answer.peers == expectation.peers)
             and outcome is not Outcome.REFUSED
         ):
             self._look_in -= 1
@@ -117,8 +121,7 @@ class Lockstep:
             self._looked()
             if state.lost is not None:
                 return self._device_lost(op, state.lost)
-            model = self.model
-            if state.free == model.free_pages and state.staged == model.staged and not state.damage:
+            if self._agrees(state):
                 return None
         else:
             state = self.subject.observe()
@@ -148,6 +151,23 @@ class Lockstep:
         divergence = f"{ILLEGAL_ACCESS} {where}" if where else DEVICE_LOST
         return self._failure("P7", op, Finding(divergence, f"the device is lost: {lines[0]}"))
 
+    def _agrees(self, state: State) -> bool:
+        """Whether the target shows what the model predicts, to the letter."""
+        model = self.model
+        return (
+            state.free == model.free_pages
+            and state.staged == model.staged
+            and not state.damage
+            and (not model.mappings or state.mappings == model.mappings)
+            and (not model.sizes or model.sizes.items() <= state.sizes.items())
+            and all(
+                name in state.sides
+                and state.sides[name].free == pool.free
+                and state.sides[name].staged == pool.staged
+                for name, pool in model.sides.items()
+            )
+        )
+
     def _looked(self) -> None:
         self._look_in = self._look_every
         self._unseen = None
@@ -161,10 +181,19 @@ class Lockstep:
         failure = self._ask(ANSWER_CHECKS, step)
         if failure is not None:
             return failure
-        slots = step.answer.slots
-        if slots is not None and slots != step.expectation.slots:
-            self.model.adopt(step.expectation, chosen_pages(step))
+        self._adopt(step)
         return self._ask(STATE_CHECKS, step)
+
+    def _adopt(self, step: Step) -> None:
+        """Go on from the target's choice, which the checks have found legal."""
+        slots, expectation = step.answer.slots, step.expectation
+        if slots is None:
+            return
+        if expectation.detached is not None:
+            if slots != expectation.slots:
+                adopt_buffer(step)
+        elif slots != expectation.slots or (expectation.portions and step.answer.peers != expectation.peers):
+            self.model.adopt(expectation, chosen_pages(step), chosen_peers(step))
 
     def _ask(self, checks: tuple[tuple[str, Check], ...], step: Step) -> Failure | None:
         for property_id, check in checks:
@@ -188,6 +217,8 @@ class Lockstep:
         changed = check_refusal(step)
         refused = step.answer.error is not None
         promised = op.kind in self._refuses
+        if changed is None and op.kind in HARMLESS and not promised:
+            return None
         if refused and promised:
             self.spoilt = changed is not None
             return None if changed is None else self._failure("P6", op, changed)
@@ -201,7 +232,7 @@ class Lockstep:
                 f"misuse-accepted {op.kind}", f"{op.kind} was accepted; expected a refusal; {left}"
             )
             return self._failure("P6", op, found)
-        if changed is not None and self._misuse_fails:
+        if changed is not None and (self._misuse_fails or op.kind in HARMLESS):
             found = Finding(f"misuse-corrupts {op.kind}", f"{op.kind}: {self.tally.accepted[op.kind]}")
-            return self._failure("P11" if op.kind in _GROUP_MISUSES else "P1", op, found)
+            return self._failure(_PROPERTY_OF_MISUSE.get(op.kind, "P1"), op, found)
         return None

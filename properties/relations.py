@@ -72,9 +72,10 @@ def _one_by_one(op: ops.Extend, live: int) -> list[Op]:
 
 def _other_frees(trace: Trace) -> Trace | None:
     """Every release of one row by another call: free, free_segment and free_page_ids are equivalent."""
-    if trace.config.allocator == "token":
-        return None
     model = model_for(trace.config)
+    if model.fifo or ops.FreeSegment not in model.knows:
+        return None
+    by_page = ops.FreePages in model.knows
     ps = trace.config.page_size
     varied: list[Op] = []
     for op in trace.ops:
@@ -85,7 +86,8 @@ def _other_frees(trace: Trace) -> Trace | None:
                 varied.append(ops.FreeSegment(row, -(-(keep % (length + 1)) // ps) * ps))
             case ops.FreeSegment(row, start) if live:
                 length = model.rows[row % live].length
-                varied.append(ops.FreePages(row, start % (length + 1) // ps))
+                keep = start % (length + 1) // ps
+                varied.append(ops.FreePages(row, keep) if by_page else ops.Free((row,), keep * ps))
             case ops.FreePages(row, keep) if live:
                 target = model.rows[row % live]
                 varied.append(ops.Free((row,), min(keep % (len(target.pages) + 1) * ps, target.length)))
@@ -95,6 +97,25 @@ def _other_frees(trace: Trace) -> Trace | None:
     return replace(trace, ops=tuple(varied)) if tuple(varied) != trace.ops else None
 
 
+def _by_side(trace: Trace) -> Trace | None:
+    """Every free of one row by free_swa and then free_full: together they are free."""
+    model = model_for(trace.config)
+    if not {ops.FreeSwa, ops.FreeFull, ops.Remap} <= model.knows:
+        return None
+    ps = trace.config.page_size
+    varied: list[Op] = []
+    for op in trace.ops:
+        live = len(model.rows)
+        match op:
+            case ops.Free((row,), keep) if live and _frees_any(model.rows[row % live].length, keep, ps):
+                first = -(-(keep % (model.rows[row % live].length + 1)) // ps) * ps
+                varied += [ops.FreeSwa(row, first), ops.FreeFull(row, first)]
+            case _:
+                varied.append(op)
+        model.apply(op)
+    return replace(trace, ops=tuple(varied)) if len(varied) > len(trace.ops) else None
+
+
 def _frees_any(length: int, keep: int, page_size: int) -> bool:
     """Whether a Free with this `keep` reaches any page; FreeSegment has no way to say that it does not."""
     return -(-(keep % (length + 1)) // page_size) * page_size < length
@@ -102,9 +123,10 @@ def _frees_any(length: int, keep: int, page_size: int) -> bool:
 
 def _as_decodes(trace: Trace) -> Trace | None:
     """Every granted extend of one row with tokens, by decodes of it. Merges differ, so not with need_sort."""
-    if trace.config.need_sort or trace.config.allocator == "token":
-        return None
     model = model_for(trace.config)
+    # Elsewhere a decode takes from other pools than an extend does.
+    if trace.config.need_sort or model.fifo or trace.config.allocator not in ("paged", "swa", "swa-ring"):
+        return None
     varied: list[Op] = []
     for op in trace.ops:
         live = len(model.rows)
@@ -123,6 +145,7 @@ RELATIONS: Final = (
     Relation("P17", "rows-one-by-one", _split_batches, same_slots="exact"),
     Relation("P17", "extend-as-decodes", _as_decodes, same_slots="exact"),
     Relation("P16", "other-frees", _other_frees, same_slots="none"),
+    Relation("P16", "frees-by-side", _by_side, same_slots="none"),
 )
 
 
@@ -133,7 +156,8 @@ def check_relation(target: Target, trace: Trace, result: Result, relation: Relat
     The varied trace is a lawful trace of its own: what fails in it is an ordinary failure, found with it.
     """
     varied = relation.vary(trace)
-    if varied is None or any(type(op).__name__ in target.capabilities.lacks for op in varied.ops):
+    lacks = target.capabilities.lacking(trace.config.allocator)
+    if varied is None or any(type(op).__name__ in lacks for op in varied.ops):
         return None
     other = run_trace(target, varied, record=True)
     if serious := other.serious:

@@ -50,7 +50,7 @@ def lockstep_for(
         model_for(config),
         target.build(config),
         exact=capabilities.exact,
-        lacks=capabilities.lacks,
+        lacks=capabilities.lacking(config.allocator),
         refuses=capabilities.refuses if config.checked else frozenset(),
         misuse_fails=misuse_fails,
         look_every=look_every,

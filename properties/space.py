@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvproof.impl.targets.protocol import Capabilities
-from kvproof.model.config import Config
+from kvproof.model.config import COMPRESSION, SINGLE_SLOT, Config
 from kvproof.properties.draw import Draw
 
 _PAGE_SIZES: Final = (1, 2, 2, 4, 4, 4, 4, 4, 8, 16, 16, 32, 64, 128)
@@ -45,6 +45,13 @@ _WIDE_PAGE_SIZES: Final = (1, 2, 4, 16, 64)
 _WIDE_PAGES: Final = _WIDE_POOLS[0]
 WIDE_OPS: Final = 8
 """Ops in a wide trace at most: each costs as much as a hundred others."""
+_RING_PAGE_SIZES: Final = (2, 2, 4, 4, 4, 16, 64)
+_COMPRESSED_PAGE_SIZES: Final = (4, 4, 8, 8, 8, 16, 16, 64, 256)
+_RATIOS: Final = (1, 2, 2, 2, 3)
+_SHARDS: Final = (2, 2, 3, 4, 4, 8)
+_RINGS: Final = (1, 3, 4, 7, 128)
+_MOST_MAPPED: Final = 8192
+"""Slots in a pool with a side mapping: all of it is read at every look."""
 _TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 256)
 
 
@@ -78,7 +85,7 @@ def space_for(
         any_page_size=capabilities.any_page_size,
         page_offset=capabilities.page_offset,
         checked=capabilities.checked,
-        lacks=capabilities.lacks,
+        lacks=capabilities.lacking(allocator),
         misuse=misuse,
         max_batch=9 if slow else 33,
         max_row_tokens=600 if slow else 1 << 30,
@@ -87,32 +94,74 @@ def space_for(
 
 
 def draw_config(draw: Draw, space: Space, *, wide: bool = False) -> Config:
-    """One config, biased to boundaries: tiny pools, a size that no page divides, slots around 2**31.
+    """One config, biased to boundaries: tiny pools, sides that just do not match, a size that no page
+    divides, slots around 2**31.
 
     wide: for a wide trace, with room for batches of a thousand rows (see `is_wide`).
     """
+    kind = space.allocator
+    page_size = _page_size(draw, space, wide=wide)
     if wide:
-        page_size = 1 if space.allocator == "token" else draw.choice(_WIDE_PAGE_SIZES)
         pages = draw.choice(_WIDE_POOLS)
-    elif space.allocator == "token":
-        page_size, pages = 1, draw.choice(_TOKEN_POOLS)
     else:
-        odd = space.any_page_size and draw.integer(0, 3) == 3
-        page_size, pages = draw.choice(_ODD_PAGE_SIZES if odd else _PAGE_SIZES), draw.choice(_POOL_PAGES)
+        pages = draw.choice(_TOKEN_POOLS if kind in SINGLE_SLOT else _POOL_PAGES)
+        if kind not in ("token", "paged"):
+            pages = min(pages, max(_MOST_MAPPED // page_size, 1))
     spare = draw.integer(0, page_size - 1) if draw.integer(0, 3) == 3 else 0
-    need_sort = draw.boolean()
+    need_sort = draw.boolean() and kind != "mamba"
     checked = space.misuse or (space.checked and draw.integer(0, 7) == 7)
-    offset = _page_offset(draw, page_size, pages) if space.page_offset and not checked else 0
+    window = space.page_offset and kind in ("token", "paged") and not checked
+    offset = _page_offset(draw, page_size, pages) if window else 0
     narrow = not offset and draw.integer(0, 3) == 3
     return Config(
-        space.allocator,
+        kind,
         pages * page_size + spare,
         page_size,
         need_sort,
         checked and space.checked,
         "int32" if narrow else "int64",
         offset,
+        **_sides(draw, kind, pages, page_size),
     )
+
+
+def _page_size(draw: Draw, space: Space, *, wide: bool) -> int:
+    kind = space.allocator
+    if kind in SINGLE_SLOT:
+        return 1
+    if kind == "hisparse-v4":
+        return draw.choice(_COMPRESSED_PAGE_SIZES[:7] if wide else _COMPRESSED_PAGE_SIZES)
+    if kind == "swa-ring":
+        return draw.choice(_RING_PAGE_SIZES)
+    if wide:
+        return draw.choice(_WIDE_PAGE_SIZES)
+    odd = space.any_page_size and draw.integer(0, 3) == 3
+    return draw.choice(_ODD_PAGE_SIZES if odd else _PAGE_SIZES)
+
+
+def _sides(draw: Draw, kind: str, pages: int, page_size: int) -> dict[str, int]:
+    """What the kind needs beside its main pool."""
+    match kind:
+        case "swa":
+            return {"swa_size": _side_pages(draw, pages) * page_size}
+        case "hisparse-v4":
+            device = _side_pages(draw, pages) * (page_size // COMPRESSION)
+            return {"swa_size": _side_pages(draw, pages) * page_size, "device_size": device}
+        case "hisparse":
+            return {"ratio": draw.choice(_RATIOS)}
+        case "page-interleave":
+            return {"shards": draw.choice(_SHARDS)}
+        case "swa-ring":
+            return {"ring": draw.choice(_RINGS), "request_rows": draw.integer(0, 5)}
+    return {}
+
+
+def _side_pages(draw: Draw, pages: int) -> int:
+    """Pages of a second side: about as many as the first has, so that either is the tight one; or far off."""
+    kind = draw.integer(0, 7)
+    if kind < 5:
+        return max(1, pages + draw.integer(-2, 2))
+    return max(1, (pages // 2, pages // 4, 2 * pages)[kind - 5])
 
 
 def is_wide(config: Config) -> bool:

@@ -28,20 +28,12 @@ class Step:
     state: State
     exact: bool
 
-    def owners_before(self) -> dict[int, str]:
-        """Who had each page when an allocating call was made (see AllocatorModel.owners)."""
-        owners = self.model.owners()
-        owners.update(dict.fromkeys(self.expectation.taken, "free"))
+    def owners_before(self, side: str = "") -> dict[int, str]:
+        """Who had each page of a pool when an allocating call was made (see AllocatorModel.owners)."""
+        owners = self.model.owners(side)
+        portion = self.expectation.portions.get(side)
+        owners.update(dict.fromkeys(portion.taken if portion else self.expectation.taken, "free"))
         return owners
-
-    def pages_expected(self) -> list[int]:
-        """Free and staged pages as the contract has them now."""
-        return self.model.free_pages + self.model.staged
-
-    def page_range(self) -> range:
-        """The pages of this pool."""
-        first = self.model.config.page_offset + 1
-        return range(first, first + self.model.config.num_pages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The null target: the model answers itself. It measures the harness, and nothing else."""
 
-from kvproof.impl.targets.protocol import Answer, Capabilities, State, Ticket
+from kvproof.impl.targets.protocol import Answer, Capabilities, Lists, State, Ticket
 from kvproof.model.base import AllocatorModel, Expectation, Outcome
 from kvproof.model.calls import Call
 from kvproof.model.config import ALLOCATORS, Config
@@ -18,7 +18,13 @@ class NullSubject:
     def expect(self, expectation: Expectation, model: AllocatorModel) -> None:
         """See `protocol.Mirror`."""
         error = ValueError("refused") if expectation.outcome is Outcome.REFUSED else None
-        self._answer = Answer(expectation.slots, error, expectation.available)
+        self._answer = Answer(
+            expectation.slots,
+            error,
+            expectation.available,
+            peers=expectation.peers,
+            bases=expectation.bases,
+        )
         self._model = model
 
     def apply(self, call: Call) -> Answer:
@@ -27,9 +33,16 @@ class NullSubject:
 
     def observe(self) -> State:
         """See `protocol.Subject`."""
-        if self._model is None:
+        model = self._model
+        if model is None:
             return State([], [])
-        return State(self._model.free_pages, self._model.staged)
+        return State(
+            model.free_pages,
+            model.staged,
+            sides={name: Lists(pool.free, pool.staged) for name, pool in model.sides.items()},
+            mappings=model.mappings,
+            sizes=model.sizes,
+        )
 
 
 class Null:

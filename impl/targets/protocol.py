@@ -5,6 +5,7 @@ the target's name after its own (`sglang==0.5.23` → `==0.5.23`) and returns a 
 plain Python; a target alone knows about tensors, devices and signatures.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -33,7 +34,9 @@ class Answer:
     """What came back from one call.
 
     slots: the answer of an allocating call, None when it refused or has no answer. error: the exception
-    raised, if any. available: `available_size()` afterwards. dtype: of the answer, as in "int64".
+    raised, if any. available: `available_size()` afterwards. dtype: of the answer, as in "int64". peers: what
+    the side mappings say of these slots right after the call, by pool ("swa", "device"). bases: the caller's
+    list of rotation bases as the call left it (page-interleave).
     damage: faults noticed in the call. lost: the device is gone (an illegal access, say), and with it
     whatever else this process could have asked. lost_in: whose work lost it, where that is known (fenced
     memory): a kernel's name, or "torch".
@@ -46,25 +49,42 @@ class Answer:
     damage: tuple[Damage, ...] = ()
     lost: bool = False
     lost_in: str = ""
+    peers: Mapping[str, list[int]] = field(default_factory=dict)
+    bases: list[int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """One pool's page numbers in list order (slots where a page is one slot)."""
+
+    free: list[int]
+    staged: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The allocator seen from inside: page numbers in list order (slots for the token allocator). damage: to
-    tensors the caller holds, noticed only now. lost: the device's error, when it was found gone; then there
-    is nothing else to see."""
+    """The allocator seen from inside. free, staged: page numbers in list order (slots where a page is one
+    slot) of the only pool, or of the main one: full, logical, class 0. sides: the other pools by name ("swa",
+    "device", "class 1" …). mappings: side mappings by the name of the pool they lead to, whole, the trailing
+    -1 included. sizes: what further methods say is available ("full", "swa", "aggregate"). damage: to tensors
+    the caller holds, noticed only now. lost: the device's error, when it was found gone; then there is
+    nothing else to see."""
 
     free: list[int]
     staged: list[int]
     damage: tuple[Damage, ...] = ()
     lost: Exception | None = None
+    sides: Mapping[str, Lists] = field(default_factory=dict)
+    mappings: Mapping[str, list[int]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a target can be asked. What it lacks is skipped and counted, never silently.
 
-    allocators: the kinds it has. lacks: names of op types it has no call for. exact: held to the very slots
+    allocators: the kinds it has. lacks: names of op types it has no call for, lacks_of: those of one kind
+    alone, by kind (`lacking` joins them). exact: held to the very slots
     of the contract, not only to legal ones. any_page_size: False where only powers of two work.
     page_offset: whether a window onto a larger pool can be built. checked: whether it has a checked mode.
     refuses: the misuses it promises to refuse when checked.
@@ -77,6 +97,11 @@ class Capabilities:
     page_offset: bool = True
     checked: bool = False
     refuses: frozenset[str] = field(default_factory=frozenset)
+    lacks_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def lacking(self, allocator: str) -> frozenset[str]:
+        """Names of the op types that this kind of allocator has no call for."""
+        return self.lacks | self.lacks_of.get(allocator, frozenset())
 
 
 class Subject(Protocol):

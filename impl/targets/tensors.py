@@ -7,8 +7,8 @@ keeping the caller's tensors for a later Clobber) is done once, here.
 
 import operator
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,9 +28,15 @@ _DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class NewSize:
-    """What `resize` reads of SGLang's configuration object."""
+    """What `resize` reads of SGLang's configuration object; pools of two sides read the last two."""
 
     max_total_num_tokens: int
+    full_max_total_num_tokens: int
+    swa_max_total_num_tokens: int
+
+
+def _no_sides(_allocator: Any) -> Mapping[str, tuple[torch.Tensor, int]]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +45,20 @@ class Surface:
 
     construct: a fresh allocator from a config and a device. cpu_lens: alloc_extend and alloc_decode take
     host copies of the lengths. page_count: alloc_extend may be told the number of new pages, and is told by
-    turns. lists: free and staged page numbers as they are. sync_free: methods documented not to wait for the
-    device (checked mode may).
+    turns. lists: free and staged page numbers as they are, of every pool, and what else a State tells. sides:
+    the side mappings by name, each with the slots that one of its entries stands for. sync_free: methods
+    documented not to wait for the device (checked mode may).
     """
 
     construct: Callable[[Config, str], Any]
     cpu_lens: bool
     page_count: bool
     lists: Callable[[Any], State]
+    sides: Callable[[Any], Mapping[str, tuple[torch.Tensor, int]]] = _no_sides
     sync_free: frozenset[str] = field(default_factory=frozenset)
+
+
+_HANDS_OUT = (calls.AllocCall, calls.ExtendCall, calls.DecodeCall)
 
 
 def _takes_the_device(error: Exception) -> bool:
@@ -81,6 +92,7 @@ class TensorSubject:
         self._outputs: deque[tuple[torch.Tensor, list[int]]] = deque(maxlen=_OUTPUTS_KEPT)
         self._extends = 0
         self._in_group = False
+        self._bases: list[int | None] | None = None
         self._handlers: dict[type[Call], Callable[[Any], torch.Tensor | None]] = {
             calls.AllocCall: self._alloc,
             calls.ExtendCall: self._extend,
@@ -94,6 +106,10 @@ class TensorSubject:
             calls.ClobberCall: self._clobber,
             calls.ClearCall: self._clear,
             calls.ResizeCall: self._resize,
+            calls.RemapCall: self._remap,
+            calls.BufferCall: self._buffer,
+            calls.AllocGroupBeginCall: self._alloc_group_begin,
+            calls.AllocGroupEndCall: self._alloc_group_end,
         }
 
     def apply(self, call: Call) -> Answer:
@@ -101,6 +117,7 @@ class TensorSubject:
         answer = Answer()
         output: torch.Tensor | None = None
         self._inputs.clear()
+        self._bases = None
         try:
             with self._watch.open():
                 output = self._handlers[type(call)](call)
@@ -111,6 +128,8 @@ class TensorSubject:
         try:
             self._watch.settle()
             self._read(answer, output)
+            if answer.slots is not None and isinstance(call, _HANDS_OUT):
+                answer.peers = self._peers(answer.slots)
         except Exception as error:  # what a kernel did shows when it is waited for
             if answer.error is None or _takes_the_device(error):
                 answer.error = error
@@ -129,6 +148,18 @@ class TensorSubject:
         if self._inputs:
             answer.damage += tuple(self._changed_inputs())
         answer.available = operator.index(self._allocator.available_size())
+        answer.bases = self._bases
+
+    def _peers(self, slots: list[int]) -> dict[str, list[int]]:
+        """What the side mappings say of these slots."""
+        peers: dict[str, list[int]] = {}
+        for name, (mapping, each) in self._surface.sides(self._allocator).items():
+            entries = slots if each == 1 else [slot // each for slot in slots if (slot + 1) % each == 0]
+            # A slot out of range is found by others; to look it up here could take the device.
+            if not entries or (min(entries) >= 0 and max(entries) < mapping.numel()):
+                index = torch.tensor(entries, dtype=torch.int64, device=mapping.device)
+                peers[name] = mapping[index].tolist()
+        return peers
 
     def observe(self) -> State:
         """See `protocol.Subject`."""
@@ -146,9 +177,8 @@ class TensorSubject:
             if now != slots:
                 del self._outputs[index]  # told once
                 detail = f"was {slots[:8]} when it was returned, is {now[:8]}"
-                return State(
-                    state.free, state.staged, (Damage("output-changed", "an earlier output", detail),)
-                )
+                changed = Damage("output-changed", "an earlier output", detail)
+                return replace(state, damage=(*state.damage, changed))
         return state
 
     # --- the calls --------------------------------------------------------------------------------
@@ -167,14 +197,20 @@ class TensorSubject:
         prefix, prefix_cpu = self._lens("prefix_lens", call.prefix_lens)
         seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
         last_loc = self._input("last_loc", call.last_locs)
-        if self._surface.cpu_lens:
+        lens = (prefix, prefix_cpu, seq, seq_cpu) if self._surface.cpu_lens else (prefix, seq)
+        method, told = "alloc_extend", dict[str, Any]()
+        if call.logical:
+            method = "alloc_logical_only"
+        elif call.tail is not None:
+            method, told = "alloc_extend_swa_tail", {"swa_tail_len": call.tail}
+        elif self._surface.page_count:
             self._extends += 1
-            told = {"num_new_pages": call.pages} if self._surface.page_count and self._extends % 2 else {}
-            lens: tuple[torch.Tensor, ...] = (prefix, prefix_cpu, seq, seq_cpu)
-        else:
-            told, lens = {}, (prefix, seq)
+            told = {"num_new_pages": call.pages} if self._extends % 2 else {}
+        if call.bases is not None:
+            self._bases = list(call.bases)
+            told["rotation_bases"] = self._bases
         batch = len(call.seq_lens)
-        return self._output(self._call("alloc_extend", *lens, last_loc, call.tokens, batch=batch, **told))
+        return self._output(self._call(method, *lens, last_loc, call.tokens, batch=batch, **told))
 
     def _decode(self, call: calls.DecodeCall) -> torch.Tensor | None:
         seq, seq_cpu = self._lens("seq_lens", call.seq_lens)
@@ -183,10 +219,10 @@ class TensorSubject:
         return self._output(self._call("alloc_decode", *lens, last_loc, batch=len(call.seq_lens)))
 
     def _free(self, call: calls.FreeCall) -> None:
-        self._call("free", self._given(call.slots))
+        self._call(call.method, self._given(call.slots))
 
     def _free_segment(self, call: calls.FreeSegmentCall) -> None:
-        self._call("free_segment", self._given(call.slots), start_pos=call.start)
+        self._call(call.method, self._given(call.slots), start_pos=call.start)
 
     def _free_segments(self, call: calls.FreeSegmentsCall) -> None:
         self._forget_given()
@@ -227,9 +263,24 @@ class TensorSubject:
         self._shift_window()
 
     def _resize(self, call: calls.ResizeCall) -> None:
-        self._call("resize", NewSize(call.size))
+        self._call("resize", NewSize(call.size, call.size, call.side_size))
         self._in_group = False
         self._shift_window()
+
+    def _remap(self, call: calls.RemapCall) -> None:
+        full, swa = self._input("full_indices", call.full), self._input("swa_indices", call.swa)
+        self._call("set_full_to_swa_mapping", full, swa)
+        self._call("clear_full_to_swa_mapping", self._input("full_indices", call.cleared))
+
+    def _buffer(self, call: calls.BufferCall) -> torch.Tensor | None:
+        slots = self._input("allocated_indices", call.slots)
+        return self._output(self._call("alloc_device_buffer", slots, call.need))
+
+    def _alloc_group_begin(self, call: calls.AllocGroupBeginCall) -> None:
+        self._call("alloc_group_begin", call.slots)
+
+    def _alloc_group_end(self, _call: calls.AllocGroupEndCall) -> None:
+        self._call("alloc_group_end")
 
     # --- tensors ----------------------------------------------------------------------------------
 

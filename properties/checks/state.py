@@ -1,12 +1,17 @@
-"""Checks on what an allocator is left with: `available_size` and its free and staged lists.
+"""Checks on what an allocator is left with: `available_size`, its free and staged lists, its side mappings.
 
-P1, P2, P3, P9 on the lists; P6 when the call before was refused; P14 on their order for exact targets.
+P1, P2, P3, P9 on the lists of every pool; P10 on the mappings; P6 when the call before was refused; P14 on
+the order of the lists for exact targets. What is wrong in a second pool is named with it: "leaked-page
+(swa)".
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
+from kvproof.impl.targets.protocol import Lists
 from kvproof.model.base import Outcome
+from kvproof.model.pool import Pool
 from kvproof.properties.step import Finding, Step, some
 
 REFUSED_BUT: Final = "the call was refused, but "
@@ -29,7 +34,7 @@ def check_refusal(step: Step) -> Finding | None:
     """P6: after a refusal everything is what it was, a legal merge of staged pages apart."""
     if step.expectation.outcome not in (Outcome.OOM, Outcome.REFUSED):
         return None
-    found = check_available(step) or _lists(step)
+    found = check_available(step) or _lists(step) or check_bases(step) or check_mappings(step)
     if found is None:
         return None
     return Finding(f"refusal-changed-state: {found.divergence}", REFUSED_BUT + found.message)
@@ -57,43 +62,117 @@ def check_lists_complete(step: Step) -> Finding | None:
 
 def check_lists_order(step: Step) -> Finding | None:
     """P14: an exact target keeps its lists in the contract's order."""
-    state = step.state
     if not step.exact:
         return None
-    if state.free != step.model.free_pages:
-        return Finding(
-            "free-list-order", f"free list {some(state.free)}; expected exactly {some(step.model.free_pages)}"
-        )
-    if state.staged != step.model.staged:
-        return Finding(
-            "staged-order", f"staged pages {some(state.staged)}; expected exactly {some(step.model.staged)}"
-        )
+    for name, pool, lists in _pools(step):
+        if lists.free != pool.free:
+            message = f"free list {some(lists.free)}; expected exactly {some(pool.free)}"
+            return _named(name, "free-list-order", message)
+        if lists.staged != pool.staged:
+            message = f"staged pages {some(lists.staged)}; expected exactly {some(pool.staged)}"
+            return _named(name, "staged-order", message)
     return None
+
+
+def _pools(step: Step) -> Iterator[tuple[str, Pool, Lists]]:
+    """Every pool with what the target's lists show of it, the main one first."""
+    yield "", step.model.pool, Lists(step.state.free, step.state.staged)
+    for name, pool in step.model.sides.items():
+        if name in step.state.sides:
+            yield name, pool, step.state.sides[name]
+
+
+def _named(side: str, divergence: str, message: str) -> Finding:
+    """Named with its side, unless it is the main one."""
+    return Finding(f"{divergence} ({side})", f"{side}: {message}") if side else Finding(divergence, message)
 
 
 def _of(step: Step, divergences: tuple[str, ...]) -> Finding | None:
     found = _lists(step)
-    return found if found is not None and found.divergence in divergences else None
+    return found if found is not None and found.divergence.partition(" (")[0] in divergences else None
 
 
 def _lists(step: Step) -> Finding | None:
-    """The first thing wrong with the lists as sets, worst first."""
-    pages = step.state.free + step.state.staged
-    due = step.pages_expected()
-    if pages == due or (len(pages) == len(due) and set(pages) == set(due)):
+    """The first thing wrong with the lists as sets, worst first in the first pool that has any."""
+    for name in step.model.sides:
+        if name not in step.state.sides:
+            return Finding(f"side-not-shown ({name})", f"the target does not show its {name} side")
+    for name, pool, lists in _pools(step):
+        pages, due = lists.free + lists.staged, pool.free + pool.staged
+        if pages == due or (len(pages) == len(due) and set(pages) == set(due)):
+            continue
+        counts = Counter(pages)
+        if padding := {page for page in counts if 0 <= page < step.model.padding}:
+            return _named(
+                name,
+                "padding-page-in-free-list",
+                f"page {min(padding)} stands in the free list: {some(pages)}",
+            )
+        if unknown := {page for page in counts if page not in pool.pages}:
+            message = f"pages {some(unknown)} are not of this pool ({pool.pages})"
+            return _named(name, "unknown-page-in-free-list", message)
+        if twice := {page for page, count in counts.items() if count > 1}:
+            message = f"pages {some(twice)} stand in the free list more than once"
+            return _named(name, "duplicate-in-free-list", message)
+        if owned := set(counts) - set(due):
+            owners = step.model.owners(name)
+            names = ", ".join(f"page {page}: {owners.get(page, 'nobody')}" for page in sorted(owned)[:4])
+            message = f"the free list holds what somebody has ({names})"
+            return _named(name, "owned-page-in-free-list", message)
+        lost = set(due) - set(counts)
+        return _named(name, "leaked-page", f"pages {some(lost)} are nobody's and not in the free list")
+    return None
+
+
+def check_mappings(step: Step) -> Finding | None:
+    """P10: the side mappings lead from every live paired slot to its peer, and from nowhere else.
+
+    Entries of pages that an open group holds may be cleared already, or only when it ends.
+    """
+    for name, due in step.model.mappings.items():
+        seen = step.state.mappings.get(name)
+        if seen == due:
+            continue
+        if seen is None or len(seen) != len(due):
+            size = "not shown" if seen is None else f"{len(seen)} entries long"
+            return Finding(f"mapping-size ({name})", f"the mapping is {size}; expected {len(due)} entries")
+        if seen[-1] != -1:
+            return Finding(f"mapping-end ({name})", f"the mapping's last entry is {seen[-1]}; expected -1")
+        found = _wrong_entry(step, name, seen, due)
+        if found is not None:
+            return found
+    return None
+
+
+def _wrong_entry(step: Step, name: str, seen: list[int], due: list[int]) -> Finding | None:
+    page_size = step.config.device_page_size if name == "device" else step.model.page_size
+    held = set(step.model.deferred())
+    for index, (is_now, must_be) in enumerate(zip(seen, due, strict=True)):
+        if is_now == must_be or index // page_size in held:
+            continue
+        owner = step.model.owners().get(index // page_size, "nobody")
+        what = f"entry {index} (page {index // page_size}: {owner}) is {is_now}; expected {must_be}"
+        if not is_now:
+            return Finding(f"live-slot-unmapped ({name})", f"a live slot has no peer: {what}")
+        if not must_be:
+            return Finding(f"stale-entry ({name})", f"an entry outlives its peer: {what}")
+        return Finding(f"wrong-peer ({name})", f"a slot leads to another's peer: {what}")
+    return None
+
+
+def check_sizes(step: Step) -> Finding | None:
+    """P2: what further methods say is available."""
+    for name, due in step.model.sizes.items():
+        seen = step.state.sizes.get(name)
+        if seen != due:
+            return Finding(f"{name}-size", f"{name} size is {seen}; expected {due}")
+    return None
+
+
+def check_bases(step: Step) -> Finding | None:
+    """P14: rotation bases are drawn as the contract has it, and a refusal leaves the caller's as they
+    were."""
+    due, seen = step.expectation.bases, step.answer.bases
+    if due is None or due == seen:
         return None
-    counts = Counter(pages)
-    pool = step.page_range()
-    if 0 in counts:
-        return Finding("padding-page-in-free-list", f"page 0 stands in the free list: {some(pages)}")
-    if unknown := {page for page in counts if page not in pool}:
-        return Finding("unknown-page-in-free-list", f"pages {some(unknown)} are not of this pool ({pool})")
-    if twice := {page for page, count in counts.items() if count > 1}:
-        return Finding("duplicate-in-free-list", f"pages {some(twice)} stand in the free list more than once")
-    if owned := set(counts) - set(due):
-        owners = step.model.owners()
-        names = ", ".join(f"page {page}: {owners.get(page, 'nobody')}" for page in sorted(owned)[:4])
-        return Finding("owned-page-in-free-list", f"the free list holds what somebody has ({names})")
-    return Finding(
-        "leaked-page", f"pages {some(set(due) - set(counts))} are nobody's and not in the free list"
-    )
+    return Finding("rotation-bases", f"the rotation bases are {seen} after the call; expected {due}")
