@@ -34,14 +34,26 @@ from kvproof.ci.isolation import LeaseRun
 from kvproof.ci.process import Limits, Seat, Worker
 from kvproof.ci.resume import PlanRecord, VerdictLine
 from kvproof.corpus.known import Known
-from kvproof.model.errors import InfrastructureError
+from kvproof.model.errors import InfrastructureError, UserError
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import HANG, Failure
 from kvproof.properties.lanes import Lane
 from kvproof.properties.lease import Lease
 from kvproof.properties.space import space_for
 
-ALLOCATOR_SHARES = {"paged": 3, "token": 1}
+ALLOCATOR_SHARES = {
+    "paged": 3,
+    "token": 1,
+    "swa": 4,
+    "swa-ring": 1,
+    "pure-swa": 1,
+    "hisparse": 2,
+    "hisparse-v4": 2,
+    "mamba": 1,
+    "page-interleave": 2,
+}
+LAUNCH_NOTHING = ("token", "pure-swa", "mamba")
+"""Kinds without kernels: audited only when nothing else was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +92,9 @@ class Plan:
             (lane.shares * ALLOCATOR_SHARES[allocator], lane, allocator)
             for lane in self.lanes
             for allocator in self.allocators
-            # The token allocator launches no kernels; audit it only when nothing else was asked for.
-            if lane.name != "audited" or allocator != "token" or len(self.lanes) == 1
+            if lane.name != "audited" or allocator not in LAUNCH_NOTHING or len(self.lanes) == 1
         ]
-        most = max(share for share, _, _ in shares)
+        most = max((share for share, _, _ in shares), default=0)
         return [
             (lane, allocator) for turn in range(most) for share, lane, allocator in shares if share > turn
         ]
@@ -213,16 +224,30 @@ class Campaign:
         controls = self._controls(slot.worker(self.plan.lanes[0]))
         for lane in dict.fromkeys(lane for lane, _ in self._turns):
             self._ready[lane.name] = slot.worker(lane).ready
+        absent = self._leave_out_absent()
         self._tell(
             Started(
                 self.plan.target,
                 self._ready,
-                self.plan.allocators,
+                tuple(allocator for allocator in self.plan.allocators if allocator not in absent),
                 self.plan.seed,
                 self.plan.workers,
                 controls,
+                absent,
             )
         )
+
+    def _leave_out_absent(self) -> tuple[str, ...]:
+        """Take out of the round what the target does not have. Which kinds it has in no lane."""
+        has = {name: ready.capabilities.allocators for name, ready in self._ready.items()}
+        self._turns = [(lane, allocator) for lane, allocator in self._turns if allocator in has[lane.name]]
+        there = {allocator for allocators in has.values() for allocator in allocators}
+        if not self._turns:
+            wanted = ", ".join(self.plan.allocators)
+            raise UserError(
+                f"{self.plan.target} has no allocator of kind {wanted}; it has {', '.join(sorted(there))}"
+            )
+        return tuple(allocator for allocator in self.plan.allocators if allocator not in there)
 
     def _controls(self, worker: Worker) -> tuple[str, ...]:
         """The canary must fail and the quick plants be caught, or nothing this harness says counts."""
@@ -306,8 +331,10 @@ class Campaign:
         # What misuse leaves behind ends most traces early, so marks are not due; some work is.
         due = {} if self.plan.misuse else totals.by_allocator
         checked = sum(totals.checked.values())
-        problems = totals.problems + shortfalls(checked, due, capabilities.lacks, capabilities.page_offset)
-        lacks = dict.fromkeys(sorted(capabilities.lacks), 0)
+        problems = totals.problems + shortfalls(checked, due, capabilities)
+        # Calls that one kind lacks are nothing strange: only what is missing everywhere is told.
+        asked = [capabilities.lacking(allocator) for allocator in totals.by_allocator]
+        lacks = dict.fromkeys(sorted(frozenset.intersection(*asked) if asked else ()), 0)
         exit_code = 1 if new else 3 if problems else 4 if totals.first else 0
         marks: Counter[str] = Counter()
         for reached in totals.by_allocator.values():
@@ -375,7 +402,7 @@ class _Slot(threading.Thread):
             plan = self._campaign.plan
             gpu = plan.gpus[self._number % len(plan.gpus)] if plan.gpus else ""
             name = f"seat{self._number}-{lane.name}"
-            seat = Seat(self._campaign.journals, name, gpu, plan.limits)
+            seat = Seat(self._campaign.journals, name, gpu, plan.limits, allocators=plan.allocators)
             self._workers[lane.name] = Worker(plan.target, lane, seat)
         return self._workers[lane.name]
 

@@ -116,9 +116,24 @@ def replay(
     hang_seconds: HangSeconds = 20.0,
     memory_limit: MemoryLimit = 4096,
     json: Json = False,
+    emit_script: Annotated[
+        bool,
+        typer.Option(
+            "--emit-script", help="Write a script that shows the fault with sglang and torch alone."
+        ),
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the script goes; default: standard output.")
+    ] = None,
 ) -> None:
     """Run a stored trace again: FAILED (exit 1, or 4 when known) or PASSED (exit 0)."""
     run = RunOptions(target, path, device, Limits(hang_seconds, memory_limit))
+    if emit_script:
+        if times != 1 or isolate or json:
+            raise UserError("--emit-script goes with none of --times, --isolate and --json; leave them out")
+        raise typer.Exit(commands.emit_script(trace, run, lane, out))
+    if out is not None:
+        raise UserError("--out says where a script goes; give --emit-script with it")
     raise typer.Exit(commands.replay(trace, run, lane, times, isolate=isolate, as_json=json))
 
 

@@ -1,7 +1,7 @@
 """What each command does, as functions that return exit codes. Parsing stands in `cli.py`."""
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 
@@ -232,7 +232,8 @@ def _replayed(
     """What `times` replays showed, and of which release. One process, or as many as it takes."""
     runs: list[list[Failure]] = []
     done = wire.Replayed([], None, {}, {}, 0)
-    with Worker(target, lane, Seat(limits=limits)) as worker:
+    seat = Seat(limits=limits, allocators=(trace.config.allocator,))
+    with Worker(target, lane, seat) as worker:
         while len(runs) < times:
             if isolate and runs:
                 worker.revive()
@@ -253,6 +254,36 @@ def _replayed(
             if latest.lost and len(runs) < times:
                 worker.revive()
         return msgspec.structs.replace(done, runs=runs), worker.ready.release
+
+
+def emit_script(path: str, options: RunOptions, lane: str | None, out: str | None) -> int:
+    """Write a script that reproduces a stored trace on a release of SGLang without kvproof, to a file or else
+    to standard output. On a CPU, unless a device is named or the fault needs a GPU."""
+    file = read(Path(path))
+    destination = _named(out)
+    if destination is not None and destination.exists():
+        raise UserError(f"{destination} is there already; name another file with --out")
+    shown = file.evidence
+    if options.device == "auto" and not (shown and shown.divergence.startswith("synchronised")):
+        options = replace(options, device="cpu")
+    if lane is None and options.device == "cpu" and file.trace.origin.lane in GPU_LANES:
+        lane = "audited"
+    target, where = _trace_lane(file, options, lane)
+    if split_name(target)[0] != "sglang":
+        raise UserError(f"--emit-script is for releases of SGLang, not for {target}; name one with --target")
+    seat = Seat(limits=options.limits, allocators=(file.trace.config.allocator,))
+    with Worker(target, where, seat) as worker:
+        request = wire.Script(wire.text_of(file.trace), shown.fingerprint if shown else "", where.device)
+        scripted = worker.ask(request, wire.Scripted)
+    if destination is None:
+        print(scripted.text, end="")
+        return 0
+    try:
+        destination.write_text(scripted.text, encoding="utf-8")
+    except OSError as error:
+        raise InfrastructureError(f"{destination}: cannot be written: {error.strerror or error}") from None
+    _say(f"{heading(scripted.failure)}\nscript     {destination}")
+    return 0
 
 
 def shrink(path: str, options: RunOptions, lane: str | None, fingerprint: str | None, out: str | None) -> int:

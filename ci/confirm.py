@@ -36,7 +36,7 @@ def confirm(
 ) -> wire.Confirmed:
     """Replay `REPLAYS` times in a fresh process (one process each when the process goes with it), and
     shrink."""
-    seat = Seat(limits=limits or Limits(), spares=_SPARES)
+    seat = Seat(limits=limits or Limits(), spares=_SPARES, allocators=(trace.config.allocator,))
     text = wire.text_of(trace)
     if not failure.lost and not failure.deadly:
         request = wire.Confirm(text, failure, REPLAYS, SHRINK_RUNS)

@@ -10,7 +10,8 @@ from kvproof.properties.failure import Failure
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The target is loaded in every lane. controls: planted faults that were caught, by name."""
+    """The target is loaded in every lane. allocators: the kinds that are fuzzed; absent: those that were
+    asked for and that it does not have. controls: planted faults that were caught, by name."""
 
     target: str
     ready: dict[str, Ready]
@@ -18,6 +19,7 @@ class Started:
     seed: int
     workers: int
     controls: tuple[str, ...]
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

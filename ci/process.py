@@ -23,7 +23,7 @@ from kvproof.model.errors import InfrastructureError, KvproofError, UserError
 from kvproof.properties.lanes import Lane
 
 TellTrace = Callable[[wire.TraceDone], None]
-R = TypeVar("R", wire.LeaseEnd, wire.Confirmed, wire.Replayed, wire.ControlsDone)
+R = TypeVar("R", wire.LeaseEnd, wire.Confirmed, wire.Replayed, wire.Scripted, wire.ControlsDone)
 
 LOAD_SECONDS: Final = 900.0
 """For loading a target, which may fetch it first."""
@@ -51,13 +51,14 @@ class Limits:
 class Seat:
     """Where a worker works. folder: of its journal, None for one of its own; name: of it in there. gpu: UUID
     of the one GPU it is to see, "" for all. spares: processes to keep loaded where forking cannot be, once
-    one has died."""
+    one has died. allocators: as in a ticket."""
 
     folder: Path | None = None
     name: str = "worker"
     gpu: str = ""
     limits: Limits = Limits()
     spares: int = 1
+    allocators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,7 @@ class Worker:
                 lane.fence,
                 lane.sanitizer,
                 "" if log is None else str(log),
+                self.seat.allocators,
             )
         )
         return process

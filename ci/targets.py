@@ -5,22 +5,25 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvproof.ci.process import Worker
+from kvproof.ci.process import Seat, Worker
 from kvproof.impl.targets.registry import known_targets
 from kvproof.impl.targets.sglang import fetch
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
 from kvproof.impl.targets.sglang.releases import SUPPORTED
+from kvproof.model.config import ALLOCATORS
 from kvproof.model.errors import KvproofError
 from kvproof.properties.lanes import lane_for
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One SGLang release as seen on this machine. state: "loads", "not fetched" or why it does not load."""
+    """One SGLang release as seen on this machine. state: "loads", "not fetched" or why it does not load.
+    allocators: the kinds it has. lacks: calls that its paged allocator does not have."""
 
     name: str
     state: str
     torch_path: bool = False
+    allocators: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     stood_in: tuple[str, ...] = ()
 
@@ -52,10 +55,12 @@ def _releases(*, fetch_all: bool) -> Iterator[Release]:
             if fetch.cached(number) is None:
                 yield Release(name, "not fetched")
                 continue
-            with Worker(name, lane_for("seeded", device="cpu")) as worker:
+            seat = Seat(allocators=ALLOCATORS)
+            with Worker(name, lane_for("seeded", device="cpu"), seat) as worker:
                 ready = worker.ready
-            lacks = tuple(sorted(ready.capabilities.lacks))
-            yield Release(name, "loads", ready.path == "torch", lacks, ready.stood_in)
+            able = ready.capabilities
+            lacks = tuple(sorted(able.lacking("paged")))
+            yield Release(name, "loads", ready.path == "torch", able.allocators, lacks, ready.stood_in)
         except (KvproofError, SglangUnavailable) as error:
             yield Release(name, str(error))
 
@@ -64,6 +69,7 @@ def _line(release: Release) -> str:
     if release.state != "loads":
         return f"{release.name:<22} {release.state}"
     parts = ["torch path and kernels" if release.torch_path else "kernels"]
+    parts.append(f"has {', '.join(release.allocators)}")
     if release.lacks:
         parts.append(f"no {', '.join(release.lacks)}")
     parts.append(f"stood in: {', '.join(release.stood_in) or 'nothing'}")

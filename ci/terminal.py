@@ -100,6 +100,8 @@ class TerminalReporter:
         lanes = ", ".join(f"{name} ({ready.path})" for name, ready in event.ready.items())
         self._print(f"target      {next(iter(event.ready.values())).name}", style="bold")
         self._print(f"allocators  {', '.join(event.allocators)}")
+        if event.absent:
+            self._print(f"absent      {', '.join(event.absent)} (this target has none)")
         self._print(f"lanes       {lanes}")
         self._print(f"seed        {event.seed}")
         self._print(f"workers     {event.workers}")

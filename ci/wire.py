@@ -30,6 +30,7 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     fence: str = ""
     sanitizer: str = ""
     sanitizer_log: str = ""
+    allocators: tuple[str, ...] = ()
 
 
 class Revive(msgspec.Struct, tag=True, frozen=True):
@@ -61,6 +62,16 @@ class Replay(msgspec.Struct, tag=True, frozen=True):
     trace: str
     times: int
     seek: Failure | None = None
+
+
+class Script(msgspec.Struct, tag=True, frozen=True):
+    """Write a script that reproduces the trace without us; answered by Scripted. prefer: fingerprint of the
+    failure to show where the trace has it, else it is the one that ends the trace, or the first. device: that
+    the target runs on."""
+
+    trace: str
+    prefer: str
+    device: str
 
 
 class RunControls(msgspec.Struct, tag=True, frozen=True):
@@ -160,6 +171,13 @@ class Replayed(msgspec.Struct, tag=True, frozen=True):
     lost: bool = False
 
 
+class Scripted(msgspec.Struct, tag=True, frozen=True):
+    """A script, and the failure that it shows."""
+
+    text: str
+    failure: Failure
+
+
 class ControlsDone(msgspec.Struct, tag=True, frozen=True):
     """Planted faults by name: caught, and missed."""
 
@@ -167,8 +185,8 @@ class ControlsDone(msgspec.Struct, tag=True, frozen=True):
     missed: tuple[str, ...]
 
 
-Request = Setup | Revive | RunLease | Confirm | Replay | RunControls
-Reply = Ready | Born | Gone | Refused | TraceDone | LeaseEnd | Confirmed | Replayed | ControlsDone
+Request = Setup | Revive | RunLease | Confirm | Replay | Script | RunControls
+Reply = Ready | Born | Gone | Refused | TraceDone | LeaseEnd | Confirmed | Replayed | Scripted | ControlsDone
 
 _requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
 _replies: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Reply)

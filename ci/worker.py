@@ -12,6 +12,7 @@ process hangs or eats up memory, and what becomes of the lease (`process.py`, `i
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import os
 import signal
@@ -27,11 +28,12 @@ from kvproof.ci import lifeline, wire
 from kvproof.ci.journal import Journal
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.impl.targets.registry import load_target
-from kvproof.model.errors import KvproofError
+from kvproof.model.errors import KvproofError, UserError
 from kvproof.properties import replay, witness
 from kvproof.properties.hypothesis_lane import run_hypothesis_lease
 from kvproof.properties.lease import Verdict, run_lease
 from kvproof.properties.pagemap import page_maps
+from kvproof.properties.record import record
 
 _BAD_FORK: Final = 86
 """Exit status of a child that cannot use CUDA because its parent has touched it."""
@@ -102,6 +104,7 @@ def _load(setup: wire.Setup) -> Target:
         fence=setup.fence,
         sanitizer=setup.sanitizer,
         sanitizer_log=setup.sanitizer_log,
+        allocators=setup.allocators,
     )
     target = load_target(setup.target, ticket)
     if "torch" in sys.modules:
@@ -224,6 +227,8 @@ def answer(target: Target, request: wire.Request, say: Say) -> bool:
             replayed = _replay(target, request)
             say(replayed)
             return replayed.lost
+        case wire.Script():
+            say(_script(target, request))
         case wire.RunControls():
             say(_controls())
         case wire.Setup() | wire.Revive():
@@ -279,6 +284,26 @@ def _replay(target: Target, request: wire.Replay) -> wire.Replayed:
     maps = None if first is None or lost or seek is not None else page_maps(target, trace, first)
     tally = results[-1].tally
     return wire.Replayed(failures, maps, tally.accepted, dict(tally.skipped), tally.checked, lost)
+
+
+def _script(target: Target, request: wire.Script) -> wire.Reply:
+    # Only here: no other request needs to know how a release is spelt.
+    from kvproof.ci.script import refuse_unless_scriptable, script
+    from kvproof.impl.targets.sglang.load import load
+    from kvproof.impl.targets.sglang.spelling import spell
+
+    trace = wire.trace_of(request.trace)
+    result = replay.replay(target, trace)
+    failure = result.get(request.prefer) or next(iter((*result.serious, *result.failures)), None)
+    if failure is None:
+        raise UserError(f"the trace passes on {target.name}: there is no fault for a script to show")
+    refuse_unless_scriptable(failure)
+    kernels = target.path == "kernels"
+    cut = dataclasses.replace(trace, ops=trace.ops[: failure.step + 1])
+    records = record(target, cut)
+    spelling = spell(load(target.name), trace.config, kernels)
+    text = script(failure, trace.config, records, spelling, request.device, kernels=kernels)
+    return wire.Scripted(text, failure)
 
 
 def _controls() -> wire.Reply:

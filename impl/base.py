@@ -63,14 +63,12 @@ class PoolAllocator(ABC):
         *,
         checked: bool | None = None,
     ) -> None:
-        self.size = _positive(type(self).__name__, "size", size)
-        self.page_size = _positive(type(self).__name__, "page_size", page_size)
+        self.size = positive(type(self).__name__, "size", size)
+        self.page_size = positive(type(self).__name__, "page_size", page_size)
         self.dtype = dtype
         self.device = device
         self.need_sort = need_sort
-        if checked is None:
-            checked = os.environ.get(CHECKED_VARIABLE, "").strip().lower() in ("1", "true", "yes")
-        self.checked = checked
+        self.checked = wants_checks(checked)
         self._kvcache = kvcache
         self.clear()
 
@@ -206,6 +204,15 @@ class PoolAllocator(ABC):
         self._free_segments("free_full_segments", segments)
 
     def _free_segments(self, call: str, segments: Iterable[tuple[torch.Tensor, int]]) -> None:
+        parts = self._require_segments(call, segments)
+        if parts and self._ledger is not None:
+            self._ledger.release_segments(call, [slots.tolist() for slots, _ in parts])
+        self._release_segments(parts)
+
+    def _require_segments(
+        self, call: str, segments: Iterable[tuple[torch.Tensor, int]]
+    ) -> list[tuple[torch.Tensor, int]]:
+        """The segments that hold anything, when all may be released together; AllocatorError if not."""
         parts = [(slots, operator.index(start)) for slots, start in segments if slots.numel()]
         page_after = 0
         for slots, start in parts:
@@ -224,8 +231,9 @@ class PoolAllocator(ABC):
                     "Join the segments that meet inside a page.",
                 )
             page_after = -(-(start + slots.numel()) // self.page_size)
-        if parts and self._ledger is not None:
-            self._ledger.release_segments(call, [slots.tolist() for slots, _ in parts])
+        return parts
+
+    def _release_segments(self, parts: list[tuple[torch.Tensor, int]]) -> None:
         for slots, _ in parts:
             # From a page boundary on, every page_size-th slot stands for one page: repeats cannot occur.
             self._take_back((slots[:: self.page_size] // self.page_size).to(torch.int64), repeats=False)
@@ -248,6 +256,15 @@ class PoolAllocator(ABC):
             self.free_pages = torch.cat((ids, self.free_pages))
         else:
             self.free_pages = torch.cat((self.free_pages, ids))
+
+    def _drop_padding(self) -> None:
+        """Take page 0 out of all lists. Synchronises."""
+        self.free_pages = self.free_pages[self.free_pages > 0]
+        staged = [ids[ids > 0] for ids in self.staged_pages]
+        self.staged_pages = [ids for ids in staged if ids.numel()]
+        if self._held is not None:
+            held = [(ids[ids > 0], repeats) for ids, repeats in self._held]
+            self._held = [(ids, repeats) for ids, repeats in held if ids.numel()]
 
     # --- groups -----------------------------------------------------------------------------------
 
@@ -301,7 +318,7 @@ class PoolAllocator(ABC):
         Raises AllocatorError when it is below 1.
         """
         size = config if isinstance(config, SupportsIndex) else config.max_total_num_tokens
-        self.size = _positive("resize", "size", size)
+        self.size = positive("resize", "size", size)
         self.clear()
 
     # --- refusals that cost nothing ---------------------------------------------------------------
@@ -322,7 +339,15 @@ def require_vector(call: str, name: str, tensor: torch.Tensor, device: torch.dev
         raise AllocatorError(call, wanted, actual, "Convert it before the call.")
 
 
-def _positive(call: str, name: str, value: SupportsIndex) -> int:
+def wants_checks(checked: bool | None) -> bool:
+    """Whether an allocator built so is a checked one: None asks SGLANG_DEBUG_MEMORY_POOL."""
+    if checked is None:
+        return os.environ.get(CHECKED_VARIABLE, "").strip().lower() in ("1", "true", "yes")
+    return checked
+
+
+def positive(call: str, name: str, value: SupportsIndex) -> int:
+    """The number. Raises AllocatorError when it is below 1."""
     number = operator.index(value)
     if number < 1:
         raise AllocatorError(call, f"{name} >= 1", f"{number}", "A pool holds at least one slot.")

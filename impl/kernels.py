@@ -29,14 +29,64 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-_BLOCK_ROWS: Final = 256
-_BLOCK_TOKENS: Final = 1024
+BLOCK_ROWS: Final = 256
+BLOCK_TOKENS: Final = 1024
 
 # Triton is untyped: a kernel is whatever its decorator makes of it, its arguments are Triton's own tensors.
-_jit: Callable[..., Callable[[Callable[..., None]], Any]] = triton.jit
+jit: Callable[..., Callable[[Callable[..., Any]], Any]] = triton.jit
 
 
-@_jit(
+@jit()
+def sums_before_row(
+    prefix_lens_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    row: tl.tensor,
+    page_size: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """New tokens and new pages, as int64, of the rows before this one. Rows are read below `row` (masked)."""
+    lane = tl.arange(0, BLOCK_ROWS)
+    tokens_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
+    pages_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
+    first_row = 0
+    while first_row < row:
+        rows = first_row + lane
+        earlier = rows < row
+        prefixes = tl.load(prefix_lens_ptr + rows, mask=earlier, other=0).to(tl.int64)
+        seqs = tl.load(seq_lens_ptr + rows, mask=earlier, other=0).to(tl.int64)
+        # Never below zero: a row that shrinks, against the contract, must not move others before the tensors.
+        tokens_before += tl.maximum(seqs - prefixes, 0)
+        pages = (seqs + (page_size - 1)) // page_size - (prefixes + (page_size - 1)) // page_size
+        pages_before += tl.maximum(pages, 0)
+        first_row += BLOCK_ROWS
+    return tl.sum(tokens_before, axis=0), tl.sum(pages_before, axis=0)
+
+
+@jit()
+def starts_before_row(
+    seq_lens_ptr: tl.tensor,
+    row: tl.tensor,
+    batch: tl.tensor,
+    page_size: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+) -> tl.tensor:
+    """How many rows before this one, a multiple of BLOCK_ROWS, start a page by one token, as int64.
+
+    Rows are read below `batch` (masked).
+    """
+    lane = tl.arange(0, BLOCK_ROWS)
+    starts_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
+    first_row = 0
+    while first_row < row:
+        earlier = first_row + lane
+        there = earlier < batch
+        seqs = tl.load(seq_lens_ptr + earlier, mask=there, other=1).to(tl.int64)
+        starts_before += (there & ((seqs - 1) % page_size == 0)).to(tl.int64)
+        first_row += BLOCK_ROWS
+    return tl.sum(starts_before, axis=0)
+
+
+@jit(
     do_not_specialize=[
         "prefix_lens_ptr",
         "seq_lens_ptr",
@@ -76,20 +126,7 @@ def alloc_extend_kernel(
         inside the tensors.
     """
     row = tl.program_id(0)
-    lane = tl.arange(0, BLOCK_ROWS)
-    tokens_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
-    pages_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
-    first_row = 0
-    while first_row < row:
-        rows = first_row + lane
-        earlier = rows < row
-        prefixes = tl.load(prefix_lens_ptr + rows, mask=earlier, other=0).to(tl.int64)
-        seqs = tl.load(seq_lens_ptr + rows, mask=earlier, other=0).to(tl.int64)
-        tokens_before += seqs - prefixes
-        pages_before += (seqs + (page_size - 1)) // page_size - (prefixes + (page_size - 1)) // page_size
-        first_row += BLOCK_ROWS
-    out_start = tl.sum(tokens_before, axis=0)
-    page_start = tl.sum(pages_before, axis=0)
+    out_start, page_start = sums_before_row(prefix_lens_ptr, seq_lens_ptr, row, page_size, BLOCK_ROWS)
 
     prefix = tl.load(prefix_lens_ptr + row).to(tl.int64)
     grown = tl.load(seq_lens_ptr + row).to(tl.int64) - prefix
@@ -110,7 +147,7 @@ def alloc_extend_kernel(
         first += BLOCK_TOKENS
 
 
-@_jit(
+@jit(
     do_not_specialize=[
         "seq_lens_ptr",
         "last_loc_ptr",
@@ -146,14 +183,7 @@ def alloc_decode_kernel(
     """
     block = tl.program_id(0)
     lane = tl.arange(0, BLOCK_ROWS)
-    starts_before = tl.zeros([BLOCK_ROWS], dtype=tl.int64)
-    first_row = 0
-    while first_row < block * BLOCK_ROWS:
-        earlier = first_row + lane
-        there = earlier < batch
-        seqs = tl.load(seq_lens_ptr + earlier, mask=there, other=1).to(tl.int64)
-        starts_before += (there & ((seqs - 1) % page_size == 0)).to(tl.int64)
-        first_row += BLOCK_ROWS
+    starts_before = starts_before_row(seq_lens_ptr, block * BLOCK_ROWS, batch, page_size, BLOCK_ROWS)
 
     rows = block * BLOCK_ROWS + lane
     mine = rows < batch
@@ -161,7 +191,7 @@ def alloc_decode_kernel(
     last_loc = tl.load(last_loc_ptr + rows, mask=mine, other=0).to(tl.int64)
     starts = mine & ((seq - 1) % page_size == 0)
     start = starts.to(tl.int64)
-    index = tl.sum(starts_before, axis=0) + tl.cumsum(start, axis=0) - start
+    index = starts_before + tl.cumsum(start, axis=0) - start
     page = tl.load(free_pages_ptr + index, mask=starts & (index < num_pages), other=0)
     tl.store(out_ptr + rows, tl.where(starts, page * page_size, last_loc + 1), mask=mine)
 
@@ -196,8 +226,8 @@ def alloc_extend_triton(
             free_pages.numel(),
             num_tokens,
             page_size=page_size,
-            BLOCK_ROWS=_BLOCK_ROWS,
-            BLOCK_TOKENS=_BLOCK_TOKENS,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_TOKENS=BLOCK_TOKENS,
         )
     return out
 
@@ -213,7 +243,7 @@ def alloc_decode_triton(
     batch = seq_lens.numel()
     out = torch.empty(batch, dtype=torch.int64, device=free_pages.device)
     if batch:
-        alloc_decode_kernel[(triton.cdiv(batch, _BLOCK_ROWS),)](
+        alloc_decode_kernel[(triton.cdiv(batch, BLOCK_ROWS),)](
             seq_lens.contiguous(),
             last_loc.contiguous(),
             free_pages,
@@ -221,6 +251,6 @@ def alloc_decode_triton(
             free_pages.numel(),
             batch,
             page_size=page_size,
-            BLOCK_ROWS=_BLOCK_ROWS,
+            BLOCK_ROWS=BLOCK_ROWS,
         )
     return out

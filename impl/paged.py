@@ -65,8 +65,7 @@ class PagedTokenToKVPoolAllocator(PoolAllocator):
         dtype or device and for negative counts; for other breaches of the contract in checked mode only.
         """
         call = "alloc_extend"
-        self._require_batch(call, prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
-        _require_host(call, prefix_lens.numel(), prefix_lens_cpu=prefix_lens_cpu, seq_lens_cpu=seq_lens_cpu)
+        self._require_extend(call, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc)
         ledger = self._audited(call)
         if ledger is not None:
             ledger.check_extend(
@@ -78,14 +77,7 @@ class PagedTokenToKVPoolAllocator(PoolAllocator):
                 extend_num_tokens,
                 num_new_pages,
             )
-        if num_new_pages is None:
-            num_new_pages = self._count_pages(seq_lens_cpu) - self._count_pages(prefix_lens_cpu)
-        if extend_num_tokens < 0 or num_new_pages < 0:
-            actual = f"{extend_num_tokens} tokens and {num_new_pages} new pages"
-            raise AllocatorError(
-                call, "rows that grow or stay", actual, "Pass lengths with seq_lens >= prefix_lens."
-            )
-
+        num_new_pages = self._new_pages(call, prefix_lens_cpu, seq_lens_cpu, extend_num_tokens, num_new_pages)
         # An upper bound on what the batch can take, by which SGLang decides to merge; exact means the same.
         self._merge_if_short(extend_num_tokens // self.page_size + prefix_lens.numel() + 1)
         if num_new_pages > self.free_pages.numel():
@@ -108,12 +100,11 @@ class PagedTokenToKVPoolAllocator(PoolAllocator):
         not synchronise. Raises AllocatorError as `alloc_extend` does.
         """
         call = "alloc_decode"
-        self._require_batch(call, seq_lens=seq_lens, last_loc=last_loc)
-        _require_host(call, seq_lens.numel(), seq_lens_cpu=seq_lens_cpu)
+        self._require_decode(call, seq_lens, seq_lens_cpu, last_loc)
         ledger = self._audited(call)
         if ledger is not None:
             ledger.check_decode(seq_lens.tolist(), seq_lens_cpu.tolist(), last_loc.tolist())
-        num_new_pages = int(((seq_lens_cpu - 1) % self.page_size == 0).sum())
+        num_new_pages = self._new_pages_of_decode(seq_lens_cpu)
         batch = seq_lens.numel()
         self._merge_if_short(batch)
         if num_new_pages > self.free_pages.numel():
@@ -137,6 +128,46 @@ class PagedTokenToKVPoolAllocator(PoolAllocator):
         if self._ledger is not None:
             self._ledger.release_slots("free", free_index.tolist(), repeats=True)
         self._take_back((free_index // self.page_size).to(torch.int64), repeats=True)
+
+    def _require_extend(
+        self,
+        call: str,
+        prefix_lens: Tensor,
+        prefix_lens_cpu: Tensor,
+        seq_lens: Tensor,
+        seq_lens_cpu: Tensor,
+        last_loc: Tensor,
+    ) -> None:
+        """AllocatorError unless these tensors describe one batch."""
+        self._require_batch(call, prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
+        _require_host(call, prefix_lens.numel(), prefix_lens_cpu=prefix_lens_cpu, seq_lens_cpu=seq_lens_cpu)
+
+    def _require_decode(self, call: str, seq_lens: Tensor, seq_lens_cpu: Tensor, last_loc: Tensor) -> None:
+        """AllocatorError unless these tensors describe one batch."""
+        self._require_batch(call, seq_lens=seq_lens, last_loc=last_loc)
+        _require_host(call, seq_lens.numel(), seq_lens_cpu=seq_lens_cpu)
+
+    def _new_pages(
+        self,
+        call: str,
+        prefix_lens_cpu: Tensor,
+        seq_lens_cpu: Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None,
+    ) -> int:
+        """Pages an extend takes, counted when None; AllocatorError when it takes less than none."""
+        if num_new_pages is None:
+            num_new_pages = self._count_pages(seq_lens_cpu) - self._count_pages(prefix_lens_cpu)
+        if extend_num_tokens < 0 or num_new_pages < 0:
+            actual = f"{extend_num_tokens} tokens and {num_new_pages} new pages"
+            raise AllocatorError(
+                call, "rows that grow or stay", actual, "Pass lengths with seq_lens >= prefix_lens."
+            )
+        return num_new_pages
+
+    def _new_pages_of_decode(self, seq_lens_cpu: Tensor) -> int:
+        """Pages a decode takes: one for each row that starts one."""
+        return int(((seq_lens_cpu - 1) % self.page_size == 0).sum())
 
     def _count_pages(self, lens: Tensor) -> int:
         """Pages that hold rows of these lengths; lens on the host."""

@@ -104,12 +104,14 @@ class AllocatorModel(ABC):
     or the main one (full, logical, class 0). sides: the other pools by name. marks: how often each event was
     reached. knows: the ops that come to a call for this kind of allocator; all others come to nothing.
     defers: whether a group holds frees at all.
-    padding: how many pages are padding, from page 0 on. fifo: the pool is a token pool, see `paged.py`.
+    padding: how many pages are padding, from page 0 on. loose_groups: what a group holds may be released at
+    once or at its end, as a target likes. fifo: the pool is a token pool, see `paged.py`.
     """
 
     defers = True
     fifo = False
     padding = 1
+    loose_groups = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -231,7 +233,7 @@ class AllocatorModel(ABC):
         """
         live = self.rows
         count = len(live)
-        most = self.config.size + self.page_size
+        most = self.config.slots + self.page_size
         growths: list[Growth] = []
         fresh: list[Row] = []
         named: set[int] = set()

@@ -75,6 +75,11 @@ class Config:
         return self.size * max(self.ratio, 1) // self.page_size
 
     @property
+    def slots(self) -> int:
+        """Capacity of the main pool in slots, of all shards where there are several."""
+        return self.size * max(self.ratio, 1) * max(self.shards, 1)
+
+    @property
     def device_page_size(self) -> int:
         """Device slots in a page of the device side."""
         return self.page_size // COMPRESSION if self.allocator == "hisparse-v4" else self.page_size

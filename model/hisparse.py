@@ -58,7 +58,8 @@ class DeviceModel(PairedModel):
         expectation = self._allocate(call, growths, call.pages, may_need)
         if expectation.outcome is Outcome.SLOTS:
             self.rows.extend(fresh)
-            self.marks[Mark.LOGICAL_ONLY] += 1
+            if call.tokens:
+                self.marks[Mark.LOGICAL_ONLY] += 1
         return expectation
 
     def _free_device(self, op: ops.FreeDevice) -> Expectation:
@@ -86,8 +87,8 @@ class DeviceModel(PairedModel):
         if any(half.mapped[index] < ps for index in has[:-1]):
             return self._nothing()
         own = [half.pages[index] for index in has]
-        pages = min(max(op.pages, 0), len(pool.pages) + 1)
-        call = calls.BufferCall(self.slots_of(row, 0, row.length), pages * ps)
+        pages = min(max(op.pages, 1), len(pool.pages) + 1)
+        call = calls.BufferCall(self._mapped_slots(row), pages * ps)
         extra = max(pages - len(own), 0)
         if extra and pool.merge_for(extra):
             self.marks[Mark.STAGED_MERGE] += 1
@@ -103,13 +104,21 @@ class DeviceModel(PairedModel):
         slots = [page * ps + offset for page in buffer for offset in range(ps)]
         return Expectation(call, Outcome.SLOTS, self.available, slots, taken=taken, detached=own)
 
+    def _mapped_slots(self, row: Row) -> list[int]:
+        """What `alloc_device_buffer` is told of a row: where it may have entries in the mapping."""
+        return self.slots_of(row, 0, row.length)
+
     def adopt_buffer(self, expectation: Expectation, pages: list[int]) -> None:
         """Take the target's choice for the buffer just given: these device pages, of the row's own ones and
         of those that were free before. What of the row's own is not among them is free."""
         pool = self.paired["device"].pool
         predicted = self.buffers[-1]
         for page in predicted:
-            if page not in pages:
+            if page in pages:
+                continue
+            if page in expectation.taken:
+                pool.free.insert(0, page)  # never left the list: a group does not hold it
+            else:
                 pool.release_set([page])
         for page in pages:
             if page not in predicted:

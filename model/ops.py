@@ -204,7 +204,7 @@ class FreeDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBuffer:
-    """`alloc_device_buffer` of this many pages for a row, made of its device pages first."""
+    """`alloc_device_buffer` of this many pages, at least one, for a row; made of its device pages first."""
 
     row: int
     pages: int

@@ -38,6 +38,7 @@ class PairedModel(PagedModel):
         super()._reset()
         self.paired = {side.name: side for side in self._make_sides()}
         self.sides = {name: side.pool for name, side in self.paired.items()}
+        self._measures = [(side.pool, side.page_size * side.compression) for side in self.paired.values()]
         self._loose: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -51,7 +52,12 @@ class PairedModel(PagedModel):
     @property
     def available(self) -> int:
         """`available_size()`: of the side that has least, in tokens."""
-        return min(super().available, *(side.available for side in self.paired.values()))
+        least = super().available
+        for pool, tokens in self._measures:
+            count = (len(pool.free) + len(pool.staged)) * tokens
+            if count < least:
+                least = count
+        return least
 
     @property
     def mappings(self) -> dict[str, list[int]]:

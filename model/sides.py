@@ -83,10 +83,13 @@ class Side:
         return sum(-(-growth.seq // self.page_size) - growth.first_new for growth in growths)
 
     def goes_on(self, row: Row) -> bool:
-        """Whether the row can grow here: its last page is full, or everything of it so far has a peer."""
+        """Whether the row can grow here: its last slot has a peer, or it has none yet. A call looks up the peer
+        of the last_loc and wants it congruent, though a row that starts a page takes nothing from it."""
         length = row.length // self.compression
-        page, used = divmod(length, self.page_size)
-        return not used or self.half(row).mapped[page] == used
+        if not length:
+            return True
+        page, offset = divmod(length - 1, self.page_size)
+        return self.half(row).mapped[page] == offset + 1
 
     def grow(self, growth: Growth, pages: list[int]) -> list[int]:
         """Give the row these new pages and map its new slots. Returns their peers."""

@@ -226,7 +226,7 @@ class SwaModel(PairedModel):
             self.marks[Mark.FREED_ON_SIDE] += 1
 
     def _note_tail(self, growth: Growth, tail: int) -> None:
-        if growth.seq > growth.prefix:
+        if tail < growth.seq - growth.prefix:
             self.marks[Mark.NO_TAIL if not tail else Mark.TAIL_ONLY] += 1
 
 

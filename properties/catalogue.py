@@ -85,8 +85,8 @@ PROPERTIES: Final = (
     Property(
         "P16",
         "equivalent paths",
-        "free, free_segment and free_page_ids release the same pages; the torch path and the kernels agree.",
-        "relation",
+        "Frees that mean the same do the same; torch path and kernels agree; wrappers forward all.",
+        "both",
     ),
     Property(
         "P17",
@@ -101,15 +101,18 @@ ANSWER_CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("P9", answer.check_dtype),
     ("P2", answer.check_room),
     ("P8", answer.check_written_once),
+    ("P14", state.check_bases),
     ("P3", slots.check_padding),
     ("P9", slots.check_range),
     ("P5", slots.check_continuity),
     ("P4", slots.check_shape),
     ("P10", slots.check_peers),
     ("P1", slots.check_single_owner),
+    ("P3", buffer.check_buffer_padding),
+    ("P9", buffer.check_buffer_range),
     ("P1", buffer.check_buffer),
+    ("P4", buffer.check_buffer_shape),
     ("P14", slots.check_exact_slots),
-    ("P14", state.check_bases),
 )
 """Asked first, while the model still stands where it predicted; then a legal choice is adopted."""
 
@@ -120,18 +123,25 @@ STATE_CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("P1", state.check_lists_single),
     ("P2", state.check_available),
     ("P2", state.check_lists_complete),
+    ("P9", state.check_mapping_size),
     ("P10", state.check_mappings),
     ("P2", state.check_sizes),
     ("P14", state.check_lists_order),
     ("P7", answer.check_memory),
     ("P15", answer.check_cost),
     ("P8", answer.check_defined),
+    ("P16", answer.check_forwarding),
 )
 """What is tolerable comes last: it must not hide a wrong answer."""
 
-TOLERABLE: Final = frozenset({answer.check_memory, answer.check_cost, answer.check_defined})
+TOLERABLE: Final = frozenset(
+    {answer.check_memory, answer.check_cost, answer.check_defined, answer.check_forwarding}
+)
 """Checks behind which a trace can go on: a stray read whose result was thrown away, a right answer that was
-dear, or right by luck."""
+dear, or right by luck, a method that is not there."""
+
+BUILT_SO: Final = frozenset({answer.check_forwarding})
+"""Checks of what was built, which blame no op."""
 
 
 def by_id(property_id: str) -> Property:

@@ -88,6 +88,8 @@ class Generator:
         self._exhausts = draw.choice((1, 2, 8))
         self._long_groups = draw.integer(0, 7) == 7
         self._grain = self._cache_page(model.page_size)
+        # Faults that a row without growth shows would otherwise end every trace early.
+        self._least = draw.integer(0, 1)
         self._misuses = MISUSES if space.misuse else tuple(sorted(HARMLESS))
         self._makers: list[Callable[[], Op]] = []
         self._frees: list[Callable[[], Op]] = []
@@ -99,6 +101,8 @@ class Generator:
         # A full pool refuses for ever; make room more often than the weights would.
         if not model.available and (model.rows or isinstance(model, DeviceModel)) and draw.integer(0, 3) > 1:
             return draw.choice(self._frees)()
+        if model.loose_groups and model.in_group:
+            return draw.choice((*self._frees, *self._frees, ops.Clobber, ops.GroupEnd, self._end_or_clear))()
         if self._wide and draw.integer(0, 3):
             return self._wide_op()
         # With no rows nearly every op comes to nothing.
@@ -156,7 +160,7 @@ class Generator:
         integer, rows = self._draw.integer, self._model.rows
         live = len(rows)
         batch = self._draw.choice(self._batches)
-        if not integer(0, 63):
+        if not integer(0, 63) and not self._least:
             return ops.Extend(())
         crowded = live >= self._most_rows
         first = integer(0, live - 1) if live else 0
@@ -178,7 +182,7 @@ class Generator:
         if live >= batch and draw.integer(0, 2) and ops.Decode in self._model.knows:
             return ops.Decode(tuple(range(live)))
         ps, shift = self._model.page_size, draw.integer(0, 9)
-        entries = [(NEW_ROW, (shift + i) % (ps + 1)) for i in range(batch)]
+        entries = [(NEW_ROW, (shift + i) % (ps + 1) or self._least) for i in range(batch)]
         if draw.boolean():
             place = draw.integer(0, batch - 1)
             entries[place] = (NEW_ROW, draw.choice(_LONG_TOKENS) + draw.integer(-1, 1))
@@ -192,11 +196,11 @@ class Generator:
         entries: list[tuple[int, int]] = []
         for ordinal in ordinals:
             length = rows[ordinal].length if ordinal >= 0 else 0
-            tokens = min(self._tokens(length, ps), self._most_tokens)
+            tokens = min(max(self._tokens(length, ps), self._least), self._most_tokens)
             left -= (length + tokens + ps - 1) // ps - (length + ps - 1) // ps
             if left < 0:
                 if not entries:
-                    entries.append((ordinal, -length % ps))
+                    entries.append((ordinal, -length % ps or self._least))
                 break
             entries.append((ordinal, tokens))
         return entries
@@ -300,6 +304,9 @@ class Generator:
             return ops.GroupBegin()
         return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()
 
+    def _end_or_clear(self) -> Op:
+        return ops.GroupEnd() if self._draw.integer(0, 7) else ops.Clear()
+
     def _misuse(self) -> Op:
         return ops.Misuse(self._draw.choice(self._misuses), self._row())
 
@@ -343,12 +350,18 @@ class Generator:
         return ops.ExtendTail(row, tokens, self._grains(tokens) if draw.integer(0, 3) else 0)
 
     def _remap(self) -> Op:
-        draw, live = self._draw, max(len(self._model.rows), 1)
+        """Mostly a row that has lost peers, from one that has some: few pairs of rows would do."""
+        draw, rows = self._draw, self._model.rows
+        live = max(len(rows), 1)
+        row, donor = draw.integer(0, live - 1), draw.integer(0, live - 1)
         if draw.integer(0, 3):
-            return ops.Remap(draw.integer(0, live - 1), draw.integer(0, live - 1))
-        return ops.Remap(
-            draw.integer(0, live - 1), draw.integer(0, live - 1), draw.integer(0, 3), draw.integer(0, 2)
-        )
+            peers = [self._model.peer_pages(one, "swa") for one in rows]
+            bare = [ordinal for ordinal, pages in enumerate(peers) if 0 in pages]
+            paired = [ordinal for ordinal, pages in enumerate(peers) if any(pages)]
+            row = draw.choice(bare) if bare else row
+            donor = draw.choice(paired) if paired else donor
+        start, pages = (draw.integer(0, 3), draw.integer(0, 2)) if not draw.integer(0, 3) else (0, 0)
+        return ops.Remap(row, donor, start, pages)
 
     def _extend_logical(self) -> Op:
         op = self._extend()

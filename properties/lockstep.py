@@ -13,7 +13,7 @@ from kvproof.impl.targets.protocol import Answer, Mirror, State, Subject
 from kvproof.model.base import AllocatorModel, Expectation, Outcome
 from kvproof.model.config import Config
 from kvproof.model.ops import HARMLESS, Clobber, GroupBegin, GroupEnd, Misuse, Op
-from kvproof.properties.catalogue import ANSWER_CHECKS, STATE_CHECKS, TOLERABLE, Check
+from kvproof.properties.catalogue import ANSWER_CHECKS, BUILT_SO, STATE_CHECKS, TOLERABLE, Check
 from kvproof.properties.checks.buffer import adopt_buffer
 from kvproof.properties.checks.slots import chosen_pages, chosen_peers
 from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
@@ -206,11 +206,15 @@ class Lockstep:
                     property_id, found = "P11", Finding("keeps-callers-tensor", found.message)
                 elif isinstance(step.op, (GroupBegin, GroupEnd)) and property_id in ("P1", "P2", "P3"):
                     property_id = "P11"
-                return self._failure(property_id, step.op, found, tolerable=tolerable)
+                return self._failure(
+                    property_id, step.op, found, tolerable=tolerable, built=check in BUILT_SO
+                )
         return None
 
-    def _failure(self, property_id: str, op: Op, found: Finding, *, tolerable: bool = False) -> Failure:
-        name, allocator = type(op).__name__, self.config.allocator
+    def _failure(
+        self, property_id: str, op: Op, found: Finding, *, tolerable: bool = False, built: bool = False
+    ) -> Failure:
+        name, allocator = "Build" if built else type(op).__name__, self.config.allocator
         return Failure(property_id, name, allocator, found.divergence, self._index, found.message, tolerable)
 
     def _judge_misuse(self, op: Misuse, step: Step) -> Failure | None:

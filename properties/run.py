@@ -1,9 +1,10 @@
 """Running one trace on one target, from its config to a result."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvproof.impl.targets.protocol import Target
+from kvproof.impl.targets.protocol import Subject, Target
 from kvproof.model.catalogue import model_for
 from kvproof.model.config import Config
 from kvproof.model.marks import Mark
@@ -39,16 +40,25 @@ class Result:
 
 
 def lockstep_for(
-    target: Target, config: Config, *, look_every: int = 1, misuse_fails: bool = False
+    target: Target,
+    config: Config,
+    *,
+    look_every: int = 1,
+    misuse_fails: bool = False,
+    through: Callable[[Subject], Subject] | None = None,
 ) -> Lockstep:
-    """A fresh allocator of the target in lockstep with a fresh model, witnessed from before it is built."""
+    """A fresh allocator of the target in lockstep with a fresh model, witnessed from before it is built.
+
+    through: makes of the allocator the subject that is asked in its place.
+    """
     capabilities = target.capabilities
     witness = installed()
     if witness is not None:
         witness.begin(config, target.path)
+    subject: Subject = target.build(config)
     return Lockstep(
         model_for(config),
-        target.build(config),
+        subject if through is None else through(subject),
         exact=capabilities.exact,
         lacks=capabilities.lacking(config.allocator),
         refuses=capabilities.refuses if config.checked else frozenset(),

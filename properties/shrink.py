@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvproof.model import ops
 from kvproof.model.catalogue import model_for
-from kvproof.model.config import Config, validate
+from kvproof.model.config import COMPRESSION, Config, validate
 from kvproof.model.errors import UserError
 from kvproof.model.ops import Op
 from kvproof.model.trace import Trace
@@ -26,6 +26,11 @@ _PLAIN_PAGES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _ROOMY_PAGES: Final = 256
 _PLAIN_PAGE_SIZES: Final = (1, 2, 4, 8, 16)
 _FREES: Final = (ops.FreeSegment, ops.FreeSegments, ops.FreePages)
+_SIDES: Final = {"swa_size": 1, "device_size": COMPRESSION}
+"""Config fields that are sizes of second sides, and into how many parts their pages are cut."""
+
+_LOWER: Final = {"ratio": 1, "shards": 2, "ring": 1, "request_rows": 0}
+"""Other fields of a kind, and how low they may go."""
 
 
 class Shrinker:
@@ -93,16 +98,29 @@ class Shrinker:
         yield replace(self.best.config, checked=False), self.best.ops
         yield replace(self.best.config, need_sort=False), self.best.ops
         yield replace(self.best.config, row_dtype="int64"), self.best.ops
+        for field, least in _LOWER.items():
+            value = getattr(self.best.config, field)
+            for lower in dict.fromkeys((least, value // 2, value - 1)):
+                if least <= lower < getattr(self.best.config, field):
+                    fewer: dict[str, Any] = {field: lower}
+                    yield replace(self.best.config, **fewer), self.best.ops
         for page_size in _PLAIN_PAGE_SIZES:
             config = self.best.config
             if page_size < config.page_size:
-                smaller = replace(config, page_size=page_size, size=config.num_pages * page_size)
+                smaller = _with_pages_of(config, page_size)
                 if _is_valid(smaller):
                     yield smaller, tuple(_scaled(op, config.page_size, page_size) for op in self.best.ops)
         for pages in _PLAIN_PAGES:
             config = self.best.config
             if pages * config.page_size < config.size:
                 yield replace(config, size=pages * config.page_size), self.best.ops
+        for field, parts in _SIDES.items():
+            for pages in (*_PLAIN_PAGES, self.best.config.num_pages):
+                config = self.best.config
+                size: int = pages * config.page_size // parts
+                if size < getattr(config, field):
+                    sides: dict[str, Any] = {field: size}
+                    yield replace(config, **sides), self.best.ops
 
     def _keep_rows(self) -> None:
         """Leave out a release that ends a row, and let later ops name the rows behind it by one more."""
@@ -162,25 +180,26 @@ class Shrinker:
         index = 0
         while index < len(self.best.ops):
             op = self.best.ops[index]
-            if isinstance(op, ops.Extend):
-                for place, (row, _) in enumerate(op.entries):
-                    if row <= ops.NEW_ROW and self._drop_row(index, place):
-                        break
-                else:
-                    index += 1
+            places = range(len(op.entries)) if isinstance(op, _BATCHES) else range(_opens_row(op))
+            for place in places:
+                if isinstance(op, _BATCHES) and op.entries[place][0] > ops.NEW_ROW:
+                    continue
+                if self._drop_row(index, place):
+                    break
             else:
                 index += 1
 
     def _drop_row(self, index: int, place: int) -> bool:
         """Leave out the new row of one entry, and every mention of it."""
         op = self.best.ops[index]
-        assert isinstance(op, ops.Extend)
         model = model_for(self.best.config)
         for earlier in self.best.ops[:index]:
             model.apply(earlier)
-        gone = len(model.rows) + sum(row <= ops.NEW_ROW for row, _ in op.entries[:place])
-        shorter = ops.Extend((*op.entries[:place], *op.entries[place + 1 :]))
-        changed = [*self.best.ops[:index], *([shorter] if shorter.entries else [])]
+        gone, changed = len(model.rows), list(self.best.ops[:index])
+        if isinstance(op, _BATCHES):
+            gone += sum(row <= ops.NEW_ROW for row, _ in op.entries[:place])
+            shorter = (*op.entries[:place], *op.entries[place + 1 :])
+            changed += [replace(op, entries=shorter)] if shorter else []
         model.apply(op)
         row = model.rows[gone] if gone < len(model.rows) else None
         for later in self.best.ops[index + 1 :]:
@@ -207,22 +226,30 @@ class Shrinker:
         )
 
 
+_BATCHES: Final = (ops.Extend, ops.ExtendLogical)
+"""Ops that name rows and tokens in entries."""
+
+
+def _opens_row(op: Op) -> bool:
+    """Whether the op is there for one new row alone."""
+    return isinstance(op, (ops.Alloc, ops.Chain)) or (
+        isinstance(op, ops.ExtendTail) and op.row <= ops.NEW_ROW
+    )
+
+
 def _without_row(op: Op, gone: int) -> Op | None:
     """The op with the row `gone` left out and those behind it one lower; None when nothing is left."""
-    if isinstance(op, ops.Extend):
-        op = ops.Extend(tuple(entry for entry in op.entries if entry[0] != gone))
+    if isinstance(op, _BATCHES):
+        op = replace(op, entries=tuple(entry for entry in op.entries if entry[0] != gone))
+        if not op.entries:
+            return None
     elif isinstance(op, (ops.Decode, ops.Free)):
         op = replace(op, rows=tuple(row for row in op.rows if row != gone))
-    elif isinstance(op, (*_FREES, ops.Misuse)) and op.row == gone:
+        if not op.rows:
+            return None
+    elif gone in (getattr(op, "row", None), getattr(op, "donor", None)):
         return None
-    named = (
-        op.entries
-        if isinstance(op, ops.Extend)
-        else op.rows
-        if isinstance(op, (ops.Decode, ops.Free))
-        else (0,)
-    )
-    return _renamed(op, lambda row: row - 1 if row > gone else row) if named else None
+    return _renamed(op, lambda row: row - 1 if row > gone else row)
 
 
 def _with_row(op: Op, kept: int) -> Op:
@@ -232,13 +259,25 @@ def _with_row(op: Op, kept: int) -> Op:
 
 def _renamed(op: Op, rename: Callable[[int], int]) -> Op:
     """The op with other ordinals for its rows."""
-    if isinstance(op, ops.Extend):
-        return ops.Extend(tuple((rename(row), tokens) for row, tokens in op.entries))
+    if isinstance(op, _BATCHES):
+        return replace(op, entries=tuple((rename(row), tokens) for row, tokens in op.entries))
     if isinstance(op, (ops.Decode, ops.Free)):
         return replace(op, rows=tuple(rename(row) for row in op.rows))
-    if isinstance(op, (*_FREES, ops.Misuse)):
-        return replace(op, row=rename(op.row))
-    return op
+    named: dict[str, Any] = {
+        name: rename(getattr(op, name)) for name in ("row", "donor") if hasattr(op, name)
+    }
+    return replace(op, **named) if named else op
+
+
+def _with_pages_of(config: Config, page_size: int) -> Config:
+    """The config with as many pages, of another size."""
+    sides: dict[str, Any] = {
+        field: getattr(config, field) // (config.page_size // parts) * (page_size // parts)
+        for field, parts in _SIDES.items()
+        if getattr(config, field)
+    }
+    size = config.size // config.page_size * page_size
+    return replace(config, page_size=page_size, size=size, **sides)
 
 
 def _is_valid(config: Config) -> bool:
@@ -251,13 +290,17 @@ def _is_valid(config: Config) -> bool:
 
 def _scaled(op: Op, old: int, new: int) -> Op:
     """Lengths in pages of another size: as many whole pages, and as near to the page's end."""
-    if isinstance(op, ops.Extend):
-        return ops.Extend(tuple((row, _scale(tokens, old, new)) for row, tokens in op.entries))
-    if isinstance(op, ops.Free):
-        return replace(op, keep=_scale(op.keep, old, new))
-    if isinstance(op, (ops.FreeSegment, ops.FreeSegments)):
-        return replace(op, start=_scale(op.start, old, new))
-    return op
+    if isinstance(op, _BATCHES):
+        return replace(op, entries=tuple((row, _scale(tokens, old, new)) for row, tokens in op.entries))
+    lengths = {field.name for field in fields(op)} & _IN_TOKENS
+    if isinstance(op, (ops.FreePages, ops.Remap)):
+        return op  # theirs are pages
+    scaled: dict[str, Any] = {name: _scale(getattr(op, name), old, new) for name in lengths}
+    return replace(op, **scaled) if scaled else op
+
+
+_IN_TOKENS: Final = frozenset({"keep", "start", "tokens", "tail"})
+"""Fields of ops that are lengths or positions in tokens."""
 
 
 def _scale(tokens: int, old: int, new: int) -> int:
@@ -267,13 +310,12 @@ def _scale(tokens: int, old: int, new: int) -> int:
 
 def _plainer(op: Op) -> Iterator[Op]:
     """Plainer ops that might do as well, the boldest first."""
-    if isinstance(op, _FREES):
-        yield ops.Free((op.row,))
-    if isinstance(op, ops.Extend):
-        yield from (ops.Extend(entries) for entries in _plainer_tuples(op.entries))
+    yield from _commoner(op)
+    if isinstance(op, _BATCHES):
+        yield from (replace(op, entries=entries) for entries in _plainer_tuples(op.entries))
         for index, (row, tokens) in enumerate(op.entries):
             for entry in [(row, fewer) for fewer in _lower(tokens)] + [(ops.NEW_ROW, tokens)] * (row > 0):
-                yield ops.Extend((*op.entries[:index], entry, *op.entries[index + 1 :]))
+                yield replace(op, entries=(*op.entries[:index], entry, *op.entries[index + 1 :]))
         return
     for field in fields(op):
         value: Any = getattr(op, field.name)
@@ -287,6 +329,23 @@ def _plainer(op: Op) -> Iterator[Op]:
         else:
             values = list(_lower(value)) if isinstance(value, int) else []
         yield from (replace(op, **{field.name: plainer}) for plainer in values)
+
+
+def _commoner(op: Op) -> Iterator[Op]:
+    """The commoner op that does most of what this one does."""
+    match op:
+        case ops.FreeSegment(row) | ops.FreeSegments(row) | ops.FreePages(row):
+            yield ops.Free((row,))
+        case ops.ExtendTail(row, tokens) if row <= ops.NEW_ROW:
+            yield ops.Extend(((row, tokens),))
+        case ops.Chain(_, tokens):
+            yield ops.Extend(((ops.NEW_ROW, tokens),))
+        case ops.ExtendLogical(entries):
+            yield ops.Extend(entries)
+        case ops.FreeSwaSegment(row, start, tokens):
+            yield ops.FreeSwa(row, start, tokens)
+        case ops.FreeFullSegment(row, keep):
+            yield ops.FreeFull(row, keep)
 
 
 def _plainer_tuples(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvproof.impl.targets.protocol import Capabilities
-from kvproof.model.config import COMPRESSION, SINGLE_SLOT, Config
+from kvproof.model.config import COMPRESSION, MAX_PAGE_SIZE, SINGLE_SLOT, Config
 from kvproof.properties.draw import Draw
 
 _PAGE_SIZES: Final = (1, 2, 2, 4, 4, 4, 4, 4, 8, 16, 16, 32, 64, 128)
@@ -59,7 +59,7 @@ _TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 
 class Space:
     """What may be drawn.
 
-    allocator: the kind. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
+    allocator: the kind. page_sizes: the least and the greatest. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
     that the contract forbids, on checked allocators. max_batch: rows in one batch at most, max_wide_batch: in
     a wide trace. max_row_tokens: what a row grows by at most, wide traces apart, for lanes that pay
     for each token.
@@ -74,6 +74,7 @@ class Space:
     max_batch: int = 33
     max_row_tokens: int = 1 << 30
     max_wide_batch: int = 1025
+    page_sizes: tuple[int, int] = (1, MAX_PAGE_SIZE)
 
 
 def space_for(
@@ -90,6 +91,7 @@ def space_for(
         max_batch=9 if slow else 33,
         max_row_tokens=600 if slow else 1 << 30,
         max_wide_batch=300 if slow else 1025,
+        page_sizes=capabilities.page_sizes.get(allocator, (1, MAX_PAGE_SIZE)),
     )
 
 
@@ -130,13 +132,16 @@ def _page_size(draw: Draw, space: Space, *, wide: bool) -> int:
     if kind in SINGLE_SLOT:
         return 1
     if kind == "hisparse-v4":
-        return draw.choice(_COMPRESSED_PAGE_SIZES[:7] if wide else _COMPRESSED_PAGE_SIZES)
-    if kind == "swa-ring":
-        return draw.choice(_RING_PAGE_SIZES)
-    if wide:
-        return draw.choice(_WIDE_PAGE_SIZES)
-    odd = space.any_page_size and draw.integer(0, 3) == 3
-    return draw.choice(_ODD_PAGE_SIZES if odd else _PAGE_SIZES)
+        sizes = _COMPRESSED_PAGE_SIZES[:7] if wide else _COMPRESSED_PAGE_SIZES
+    elif kind == "swa-ring":
+        sizes = _RING_PAGE_SIZES
+    elif wide:
+        sizes = _WIDE_PAGE_SIZES
+    else:
+        odd = space.any_page_size and draw.integer(0, 3) == 3
+        sizes = _ODD_PAGE_SIZES if odd else _PAGE_SIZES
+    low, high = space.page_sizes
+    return draw.choice([size for size in sizes if low <= size <= high] or [low])
 
 
 def _sides(draw: Draw, kind: str, pages: int, page_size: int) -> dict[str, int]:

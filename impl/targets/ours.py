@@ -1,70 +1,22 @@
 """Our own allocators as targets: `kvproof` (the kernels where they can run) and `reference` (torch alone)."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
 
-import torch
-
-from kvproof.impl.paged import PagedTokenToKVPoolAllocator
+from kvproof.impl.targets import built
+from kvproof.impl.targets.built import classes_of
 from kvproof.impl.targets.instruments import interpreter_on, process_watch
-from kvproof.impl.targets.protocol import Capabilities, State, Ticket
+from kvproof.impl.targets.protocol import Capabilities, Ticket
 from kvproof.impl.targets.tensors import Surface, TensorSubject
-from kvproof.impl.token import TokenToKVPoolAllocator
 from kvproof.model.config import ALLOCATORS, Config
 from kvproof.model.errors import UserError
 from kvproof.model.ops import MISUSES
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """The two allocator classes a target speaks to: ours, or those of a copy of our package (`planted`)."""
-
-    token: type[TokenToKVPoolAllocator]
-    paged: type[PagedTokenToKVPoolAllocator]
-
-
-OURS: Final = Classes(TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
-
-# As `impl/base.py` says of itself: nothing waits for the device but a plain `free` at the paged allocator,
-# which a group puts off to its end.
-_EVERYWHERE: Final = frozenset(
-    {
-        "alloc",
-        "alloc_extend",
-        "alloc_decode",
-        "free_segment",
-        "free_segments",
-        "free_page_ids",
-        "free_group_begin",
-        "clear",
-        "resize",
-    }
-)
-_SYNC_FREE: Final = {"paged": _EVERYWHERE, "token": _EVERYWHERE | {"free", "free_group_end"}}
-
-
-def _construct(classes: Classes, config: Config, device: str, *, kernels: bool) -> Any:
-    if config.allocator == "token":
-        return classes.token(
-            config.size, torch.float16, device, None, config.need_sort, checked=config.checked
-        )
-    allocator = classes.paged(
-        config.size, config.page_size, torch.float16, device, None, config.need_sort, checked=config.checked
-    )
-    allocator.use_triton_kernels = kernels
-    return allocator
-
-
-def _lists(allocator: Any) -> State:
-    staged = [page for ids in allocator.staged_pages for page in ids.tolist()]
-    return State(allocator.free_pages.tolist(), staged)
 
 
 class Kvproof:
     """Factory and target in one."""
 
     name = release = "kvproof"
-    classes = OURS
+    classes = classes_of("kvproof.impl")
     stood_in: tuple[str, ...] = ()
     capabilities = Capabilities(ALLOCATORS, exact=True, checked=True, refuses=frozenset(MISUSES))
 
@@ -93,11 +45,16 @@ class Kvproof:
     def build(self, config: Config) -> TensorSubject:
         """See `protocol.Target`."""
 
-        def construct(config: Config, device: str) -> Any:
-            return _construct(self.classes, config, device, kernels=self._kernels)
-
-        sync_free = _SYNC_FREE[config.allocator]
-        surface = Surface(construct, cpu_lens=True, page_count=True, lists=_lists, sync_free=sync_free)
+        kind = config.allocator
+        surface = Surface(
+            lambda config, device: built.construct(self.classes, config, device, kernels=self._kernels),
+            cpu_lens=True,
+            page_count=built.counts_pages(self.classes[kind]),
+            lists=lambda allocator: built.state(allocator, kind),
+            sides=lambda allocator: built.sides(allocator, kind),
+            wraps=lambda allocator: built.wrapped(allocator, kind),
+            sync_free=built.sync_free(config),
+        )
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
     def other_path(self) -> "Kvproof | None":

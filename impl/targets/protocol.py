@@ -84,7 +84,8 @@ class Capabilities:
     """What a target can be asked. What it lacks is skipped and counted, never silently.
 
     allocators: the kinds it has. lacks: names of op types it has no call for, lacks_of: those of one kind
-    alone, by kind (`lacking` joins them). exact: held to the very slots
+    alone, by kind (`lacking` joins them). page_sizes: the least and the greatest it takes, where a kind does
+    not take all. exact: held to the very slots
     of the contract, not only to legal ones. any_page_size: False where only powers of two work.
     page_offset: whether a window onto a larger pool can be built. checked: whether it has a checked mode.
     refuses: the misuses it promises to refuse when checked.
@@ -98,6 +99,7 @@ class Capabilities:
     checked: bool = False
     refuses: frozenset[str] = field(default_factory=frozenset)
     lacks_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    page_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def lacking(self, allocator: str) -> frozenset[str]:
         """Names of the op types that this kind of allocator has no call for."""
@@ -134,7 +136,7 @@ class Ticket:
     a CPU), or "auto". device: "cpu" or "cuda". audited: every memory access of a kernel is checked. fence:
     "end" or "begin", the side at which each tensor on the GPU ends in memory that faults; "" for none.
     sanitizer, sanitizer_log: the tool of compute-sanitizer under which this process runs, and where it
-    writes.
+    writes. allocators: the kinds that will be asked for; others may cost time when they are.
     """
 
     spec: str = ""
@@ -144,6 +146,7 @@ class Ticket:
     fence: str = ""
     sanitizer: str = ""
     sanitizer_log: str = ""
+    allocators: tuple[str, ...] = ()
 
 
 class Target(Protocol):

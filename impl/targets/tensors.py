@@ -35,6 +35,20 @@ class NewSize:
     swa_max_total_num_tokens: int
 
 
+def _available_size(allocator: Any) -> int:
+    return operator.index(allocator.available_size())
+
+
+def _wraps_nothing(_allocator: Any) -> Any:
+    return None
+
+
+def not_forwarded(wrapper: Any, wrapped: Any) -> list[str]:
+    """Public methods and properties of the wrapped object's class that the wrapper does not have."""
+    public = (name for name in dir(type(wrapped)) if not name.startswith("_"))
+    return [name for name in public if not hasattr(wrapper, name)]
+
+
 def _no_sides(_allocator: Any) -> Mapping[str, tuple[torch.Tensor, int]]:
     return {}
 
@@ -46,7 +60,8 @@ class Surface:
     construct: a fresh allocator from a config and a device. cpu_lens: alloc_extend and alloc_decode take
     host copies of the lengths. page_count: alloc_extend may be told the number of new pages, and is told by
     turns. lists: free and staged page numbers as they are, of every pool, and what else a State tells. sides:
-    the side mappings by name, each with the slots that one of its entries stands for. sync_free: methods
+    the side mappings by name, each with the slots that one of its entries stands for. available: what
+    `available_size()` says. wraps: the allocator that this one wraps, None for none. sync_free: methods
     documented not to wait for the device (checked mode may).
     """
 
@@ -55,6 +70,8 @@ class Surface:
     page_count: bool
     lists: Callable[[Any], State]
     sides: Callable[[Any], Mapping[str, tuple[torch.Tensor, int]]] = _no_sides
+    available: Callable[[Any], int] = _available_size
+    wraps: Callable[[Any], Any] = _wraps_nothing
     sync_free: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -86,6 +103,7 @@ class TensorSubject:
         with watch.open():
             self._allocator = surface.construct(config, device)
         self._shift_window()
+        self._gaps = self._forwarding_gaps()
         self._inputs: list[tuple[str, torch.Tensor, list[int]]] = []
         self._slots_given: list[torch.Tensor] = []
         self._pages_given: list[torch.Tensor] = []
@@ -147,7 +165,7 @@ class TensorSubject:
             answer.dtype = str(output.dtype).removeprefix("torch.")
         if self._inputs:
             answer.damage += tuple(self._changed_inputs())
-        answer.available = operator.index(self._allocator.available_size())
+        answer.available = self._surface.available(self._allocator)
         answer.bases = self._bases
 
     def _peers(self, slots: list[int]) -> dict[str, list[int]]:
@@ -170,8 +188,18 @@ class TensorSubject:
                 raise
             return State([], [], lost=error)
 
+    def _forwarding_gaps(self) -> tuple[Damage, ...]:
+        wrapped = self._surface.wraps(self._allocator)
+        names = [] if wrapped is None else not_forwarded(self._allocator, wrapped)
+        if not names:
+            return ()
+        detail = f"it wraps {type(wrapped).__name__} and lacks {', '.join(names)}"
+        return (Damage("not-forwarded", type(self._allocator).__name__, detail),)
+
     def _look(self) -> State:
         state = self._surface.lists(self._allocator)
+        if self._gaps:
+            state, self._gaps = replace(state, damage=self._gaps), ()  # told once
         for index, (output, slots) in enumerate(self._outputs):
             now = output.tolist()
             if now != slots:

@@ -1,7 +1,7 @@
 """Checks on the form of an answer: did it come, is it an answer at all, was memory left alone.
 
 P6 (an exception where an answer was due), P7 and P8 (what guards, audited lane and sanitizer saw), P9
-(dtype), P15 (what the call cost), P2 (room and refusal).
+(dtype), P15 (what the call cost), P16 (what a wrapper forwards), P2 (room and refusal).
 """
 
 import traceback
@@ -25,6 +25,7 @@ _OUTSIDE = frozenset(
 )
 _UNDEFINED = frozenset({"undefined-lane-used"})
 _COST = frozenset({"synchronised", "recompiled", "launches"})
+_GAPS = frozenset({"not-forwarded"})
 
 
 def check_memory(step: Step) -> Finding | None:
@@ -43,9 +44,14 @@ def check_cost(step: Step) -> Finding | None:
     return _damage(step, lambda kind: kind in _COST)
 
 
+def check_forwarding(step: Step) -> Finding | None:
+    """P16: a wrapper has every public method of what it wraps."""
+    return _damage(step, lambda kind: kind in _GAPS)
+
+
 def check_written_once(step: Step) -> Finding | None:
     """P8: every element of an output is written, once, by one program."""
-    elsewhere = _OUTSIDE | _UNDEFINED | _COST
+    elsewhere = _OUTSIDE | _UNDEFINED | _COST | _GAPS
     found = _damage(step, lambda kind: kind not in elsewhere)
     slots, expected = step.answer.slots, step.expectation.slots
     if found is None and slots is not None and expected is not None and len(slots) != len(expected):

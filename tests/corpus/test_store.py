@@ -20,6 +20,7 @@ from kvproof.impl.targets.ours import Kvproof, Reference
 from kvproof.impl.targets.protocol import Ticket
 from kvproof.model.catalogue import model_for
 from kvproof.model.errors import UserError
+from kvproof.model.marks import Mark, reachable
 from tests.corpus.passing import wrong_with
 from tests.model.strategies import outcomes
 
@@ -27,7 +28,7 @@ STORED = stored_traces()
 EACH = pytest.mark.parametrize("stored", STORED, ids=[stored.name for stored in STORED])
 
 
-def test_the_cases_of_the_field_that_paged_and_token_can_express_are_here():
+def test_the_cases_of_the_field_that_an_allocator_alone_can_express_are_here():
     assert {stored.name for stored in STORED} >= {
         "paged/tight-oom",
         "paged/decode-gather",
@@ -37,7 +38,28 @@ def test_the_cases_of_the_field_that_paged_and_token_can_express_are_here():
         "paged/shared-wide-page",
         "token/deferred-view",
         "token/double-end",
+        "swa/token-granular-swa",
+        "swa/stale-head",
+        "swa/page-zero",
+        "pure-swa/pure-swa-segment",
+        "mamba/mamba-dummy",
+        "hisparse-v4/wrapper-gap",
     }
+
+
+@pytest.mark.parametrize("mark", Mark)
+def test_every_mark_is_reached_by_a_trace_of_its_own(mark):
+    """Shrunk to where its last op reaches the mark."""
+    name = "mark-" + mark.name.lower().replace("_", "-")
+    (stored,) = [stored for stored in STORED if stored.file.trace.origin.case == name]
+    trace = stored.file.trace
+    assert mark in reachable(stored.allocator)
+    model = model_for(trace.config)
+    reached = []
+    for op in trace.ops:
+        model.apply(op)
+        reached.append(model.marks[mark] > 0)
+    assert reached == [False] * (len(trace.ops) - 1) + [True]
 
 
 @EACH

@@ -17,7 +17,8 @@ from kvproof.properties.lease import Lease, Verdict, run_lease
 from kvproof.properties.run import run_trace
 from kvproof.properties.space import Space
 from tests.model.strategies import new
-from tests.properties.subjects import LAWFUL, PagePool, PoolTarget, front
+from tests.properties.page_pool import PagePool, front
+from tests.properties.subjects import LAWFUL, PoolTarget
 
 
 def lease(allocator: str = "paged", *, number: int = 0, seed: int = 0, count: int = 4000, **space) -> Lease:

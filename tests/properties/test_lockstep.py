@@ -19,7 +19,8 @@ from kvproof.properties.lockstep import Lockstep
 from kvproof.properties.run import lockstep_for, run_trace
 from kvproof.properties.space import Space, draw_config
 from tests.model.strategies import configs, new, op_lists
-from tests.properties.subjects import LAWFUL, PagePool, PoolTarget, Twist, back, front
+from tests.properties.page_pool import PagePool, back, front
+from tests.properties.subjects import LAWFUL, PoolTarget, Twist
 
 POOL = Config("paged", 16, 4)
 

@@ -16,7 +16,8 @@ from kvproof.properties.failure import Found
 from kvproof.properties.relations import RELATIONS, Relation, check_paths, check_relation
 from kvproof.properties.run import run_trace
 from tests.model.strategies import configs, new, op_lists, outcomes, rows
-from tests.properties.subjects import LAWFUL, PagePool, PoolTarget, back, front
+from tests.properties.page_pool import PagePool, back, front
+from tests.properties.subjects import LAWFUL, PoolTarget
 
 POOL = Config("paged", 24, 4)  # 6 pages
 SORTED = Config("paged", 24, 4, need_sort=True)

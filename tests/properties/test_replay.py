@@ -13,7 +13,8 @@ from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 from kvproof.properties.replay import Shrunk, find, is_misuse, is_relation, replay, shrink
 from tests.model.strategies import new
-from tests.properties.subjects import PagePool, PoolTarget, front
+from tests.properties.page_pool import PagePool, front
+from tests.properties.subjects import PoolTarget
 
 POOL = Config("paged", 16, 4)
 CLEAN = Trace(POOL, (new(5, 3), ops.Free((0,)), new(1)))

@@ -7,7 +7,6 @@ Not covered: what is planted (`catalogue`), and copies of other packages.
 """
 
 import atexit
-import importlib
 import importlib.util
 import re
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kvproof import impl
-from kvproof.impl.targets.ours import Classes
+from kvproof.impl.targets.built import Classes, classes_of
 from kvproof.impl.targets.planted.plant import Plant
 from kvproof.model.errors import InfrastructureError
 
@@ -56,9 +55,7 @@ def load_copy(plant: Plant | None) -> Classes:
     for file, text in texts.items():
         (folder / file).write_text(_PACKAGE.sub(name, text), encoding="utf-8")
     _import_package(name, folder)
-    token = importlib.import_module(f"{name}.token")
-    paged = importlib.import_module(f"{name}.paged")
-    return Classes(token.TokenToKVPoolAllocator, paged.PagedTokenToKVPoolAllocator)
+    return classes_of(name)
 
 
 def _import_package(name: str, folder: Path) -> None:

@@ -94,8 +94,8 @@ _LISTS: Final = (
         "resize-keeps-size",
         "resize() clears the pool but keeps its old page count.",
         "base.py",
-        'self.size = _positive("resize", "size", size)',
-        '_positive("resize", "size", size)',
+        'self.size = positive("resize", "size", size)',
+        'positive("resize", "size", size)',
         ("P2",),
     ),
     Plant(

@@ -1,38 +1,68 @@
 """SGLang's allocators as a target: `sglang`, `sglang==VERSION`, `sglang@PATH`.
 
-Releases differ in signatures, in where released pages wait, and in which calls there are. All of that is read
-off the loaded classes, so that a checkout between two releases works as well; nothing is patched but the free
-list of a window (`page_offset`). Held to the contract, not to exact slots: the order of releases changed
-between versions.
+Releases differ in signatures, in where released pages wait, and in which kinds and calls there are. All of
+that is read off the loaded classes (`kinds`), so that a checkout between two releases works as well; nothing
+is patched but the free list of a window (`page_offset`). Held to the contract, not to exact slots: the order
+of releases changed between versions.
 
 On a CPU the kernels run interpreted and audited; the torch path exists from 0.5.22.
 """
 
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
-import torch
-
+from kvproof.impl.targets import built
 from kvproof.impl.targets.instruments import install_fence, interpreter_on, process_watch
-from kvproof.impl.targets.protocol import Capabilities, State, Ticket
+from kvproof.impl.targets.protocol import Capabilities, Ticket
+from kvproof.impl.targets.sglang import kinds
 from kvproof.impl.targets.sglang.errors import SglangUnavailable, UnknownSglang
-from kvproof.impl.targets.sglang.load import LoadedSglang, load
-from kvproof.impl.targets.tensors import Surface, TensorSubject, free_list_name
-from kvproof.model.config import ALLOCATORS, Config
+from kvproof.impl.targets.sglang.load import LoadedSglang, load, load_kind
+from kvproof.impl.targets.tensors import Surface, TensorSubject
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import ALLOCATORS, MAX_PAGE_SIZE, SINGLE_SLOT, Config
 from kvproof.model.errors import InfrastructureError, UserError
 
 _CHECKED_VARIABLE = "SGLANG_DEBUG_MEMORY_POOL"
-_CALL_OF_OP = {
-    "Alloc": "alloc",
-    "FreeSegment": "free_segment",
-    "FreeSegments": "free_segments",
-    "FreePages": "free_page_ids",
-    "Resize": "resize",
+# Ops that some kind of some release has no call for. Not among them are those for which a kind calls what it
+# has, and without which it could not be used: Extend, Decode, Alloc, Free.
+_CALLS_OF_OP: Final = {
+    "FreeSegment": ("free_segment",),
+    "FreeSegments": ("free_segments",),
+    "FreePages": ("free_page_ids",),
+    "GroupBegin": ("free_group_begin",),
+    "GroupEnd": ("free_group_begin",),
+    "Resize": ("resize",),
+    "ExtendTail": ("alloc_extend_swa_tail",),
+    "FreeSwa": ("free_swa",),
+    "FreeSwaSegment": ("free_swa_segment",),
+    "FreeFull": ("free_full",),
+    "FreeFullSegment": ("free_full_segment",),
+    "Remap": ("set_full_to_swa_mapping", "clear_full_to_swa_mapping"),
+    "ExtendLogical": ("alloc_logical_only",),
+    "FreeDevice": ("free_hisparse",),
+    "DeviceBuffer": ("alloc_device_buffer",),
+    "FreeBuffer": ("free_hisparse_indices",),
+    "AllocGroupBegin": ("alloc_group_begin",),
+    "AllocGroupEnd": ("alloc_group_begin",),
 }
+# Some sides for a config of each kind that has them.
+_SIDES: Final[dict[str, dict[str, Any]]] = {
+    "swa": {"swa_size": 16},
+    "swa-ring": {"ring": 4, "request_rows": 1},
+    "hisparse": {"ratio": 2},
+    "hisparse-v4": {"swa_size": 16, "device_size": 4},
+    "page-interleave": {"shards": 2},
+}
+_PAGE_SIZES: Final = (1, 2, 4, 8, 64, 256)
+# In every release and imported with it; the other kinds cost seconds and come when they are asked for.
+_AT_ONCE: Final = ("token", "paged")
+# What sliding-window classes document not to wait for the device, where they have it of their own.
+_SWA_SEGMENTS: Final = ("free_segment", "free_swa_segment", "free_full_segment")
 
 
 class Sglang:
@@ -50,6 +80,7 @@ class Sglang:
         if self.name == "sglang":
             self.name = f"sglang=={self._loaded.version}"
         self._ticket = ticket
+        self._import_kinds(ticket.allocators)  # now, not in every process that is forked from this one
         self._kernels = self._takes_kernels()
         if self._kernels and ticket.device == "cpu" and not interpreter_on():
             raise UserError(
@@ -82,29 +113,66 @@ class Sglang:
         """See `protocol.Target`."""
         return self._loaded.standins
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
-        """See `protocol.Target`."""
-        classes = (self._loaded.token_class, self._loaded.paged_class)
-        lacks = {op for op, call in _CALL_OF_OP.items() if not all(hasattr(cls, call) for cls in classes)}
+        """See `protocol.Target`. The kinds are those whose classes stand in the release, less those that
+        cannot be imported. What a kind lacks is told of those that the ticket names, of all when it names
+        none."""
+        self._import_kinds(self._ticket.allocators or tuple(self._loaded.offers))
+        has = {*_AT_ONCE, *self._loaded.offers} - self._loaded.absent.keys()
+        known = [kind for kind in ALLOCATORS if kind in {*_AT_ONCE, *self._loaded.kinds}]
         return Capabilities(
-            ALLOCATORS, frozenset(lacks), exact=False, any_page_size=not self._kernels, checked=True
+            tuple(kind for kind in ALLOCATORS if kind in has),
+            lacks_of={kind: self._lacks(kind) for kind in known},
+            page_sizes={kind: self._page_sizes(kind) for kind in known},
+            exact=False,
+            any_page_size=not self._kernels,
+            checked=True,
         )
+
+    def _lacks(self, kind: str) -> frozenset[str]:
+        missing = kinds.calls_missing(self._loaded, kind)
+        lacking = {op for op, calls in _CALLS_OF_OP.items() if not missing.isdisjoint(calls)}
+        return frozenset(lacking & _ops_of(kind))
+
+    def _page_sizes(self, kind: str) -> tuple[int, int]:
+        """The least and the greatest that the kind takes, by a few that are typical."""
+        takes = [size for size in _PAGE_SIZES if kinds.takes_page_size(self._loaded, kind, size)]
+        return takes[0], MAX_PAGE_SIZE if takes[-1] == _PAGE_SIZES[-1] else takes[-1]
+
+    def _import_kinds(self, allocators: Iterable[str]) -> None:
+        """What cannot be had is left for `LoadedSglang.absent` to explain."""
+        for kind in allocators:
+            if kind in self._loaded.offers:
+                with suppress(SglangUnavailable):
+                    load_kind(self._loaded, kind)
 
     def build(self, config: Config) -> TensorSubject:
         """See `protocol.Target`."""
+        kind = config.allocator
         if self._kernels and config.page_size & (config.page_size - 1):
             raise UserError(
                 f"{self.name}: its kernels take powers of two as page size, not {config.page_size}"
             )
-        known = inspect.signature(self._loaded.paged_class.alloc_extend).parameters
-        cpu_lens = "seq_lens_cpu" in known
+        if kind not in {*_AT_ONCE, *self._loaded.offers}:
+            raise UserError(f"{self.name} has no {kind} allocator")
+        # Here, and not while the new allocator's memory is watched: importing may take memory as well.
+        self._import_kinds((kind,))
+        if kind in self._loaded.absent:
+            raise InfrastructureError(f"{self.name}: {self._loaded.absent[kind]}")
+        if not kinds.takes_page_size(self._loaded, kind, config.page_size):
+            raise UserError(f"{self.name}: its {kind} allocator takes no pages of {config.page_size} slots")
+        cls = kinds.allocator_class(self._loaded, kind)
+        cpu_lens = "seq_lens_cpu" in inspect.signature(self._loaded.paged_class.alloc_extend).parameters
         surface = Surface(
             self._construct,
             cpu_lens=cpu_lens,
-            page_count="num_new_pages" in known,
-            lists=_lists,
-            sync_free=self._sync_free(cpu_lens),
+            page_count=built.counts_pages(cls),
+            lists=lambda allocator: kinds.state(allocator, kind),
+            sides=lambda allocator: built.sides(allocator, kind),
+            available=lambda allocator: kinds.available(allocator, kind),
+            wraps=lambda allocator: built.wrapped(allocator, kind),
+            sync_free=self._sync_free(kind, cls, cpu_lens),
         )
         return TensorSubject(surface, config, self._ticket.device, self._watch)
 
@@ -114,39 +182,28 @@ class Sglang:
             return None
         return Sglang(replace(self._ticket, path="torch"))
 
-    def _sync_free(self, cpu_lens: bool) -> frozenset[str]:
-        """What a release documents not to wait for the device: `free_segment`, from when there is one, and
-        the launches of the two kernels, for which lengths are passed on the host as well. Its torch path
-        promises nothing there."""
-        launches = {"alloc_extend", "alloc_decode"} if cpu_lens and self._kernels else set()
-        return frozenset({"free_segment"} | launches)
+    def _sync_free(self, kind: str, cls: type[Any], cpu_lens: bool) -> frozenset[str]:
+        """What a release documents not to wait for the device: `free_segment` of the token and the paged
+        allocator, from when there is one; the launches of the paged one's two kernels, for which lengths are
+        passed on the host as well; the segment frees of the sliding-window allocator. Its torch path promises
+        nothing of its launches, and the other kinds promise nothing."""
+        if kind in _AT_ONCE:
+            launches = {"alloc_extend", "alloc_decode"} if cpu_lens and self._kernels else set()
+            return frozenset({"free_segment"} | launches)
+        if kind in ("swa", "swa-ring"):
+            return frozenset(name for name in _SWA_SEGMENTS if name in vars(cls))
+        return frozenset()
 
     def _construct(self, config: Config, device: str) -> Any:
-        cls = self._loaded.token_class if config.allocator == "token" else self._loaded.paged_class
-        arguments: dict[str, Any] = {
-            "size": config.size,
-            "page_size": config.page_size,
-            "dtype": torch.float16,
-            "device": device,
-            "kvcache": None,
-            "need_sort": config.need_sort,
-        }
-        known = inspect.signature(cls.__init__).parameters
         with _environment(_CHECKED_VARIABLE, "true" if config.checked else "false"):
-            allocator = cls(**{name: value for name, value in arguments.items() if name in known})
-        if self._loaded.has_naive_path and config.allocator == "paged":
-            allocator.use_triton_kernels = self._kernels
-        return allocator
+            return kinds.construct(self._loaded, config, device, self._kernels)
 
 
-def _lists(allocator: Any) -> State:
-    free = getattr(allocator, free_list_name(allocator))
-    staged: list[int] = []
-    if getattr(allocator, "release_pages", None) is not None:
-        staged.extend(allocator.release_pages.tolist())
-    for pages in getattr(allocator, "staged_pages", ()):
-        staged.extend(pages.tolist())
-    return State(free.tolist(), staged)
+def _ops_of(kind: str) -> set[str]:
+    """Names of the op types that the contract has for the kind, whatever its page size."""
+    sizes = (1,) if kind in SINGLE_SLOT else (4,) if kind in ("swa-ring", "hisparse-v4") else (1, 4)
+    models = (model_for(Config(kind, size=16, page_size=size, **_SIDES.get(kind, {}))) for size in sizes)
+    return {op.__name__ for model in models for op in model.knows}
 
 
 @contextmanager

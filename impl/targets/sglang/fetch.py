@@ -1,13 +1,17 @@
 """Fetching a release of SGLang from the package registry into the cache folder, once.
 
 pip downloads the wheel without its dependencies; the Python files of the package are unpacked to
-`<cache>/sglang/<version>/`, and the wheel is deleted. Nothing of it is run, and nothing is installed. The
-folder appears in one rename, so a reader sees all of it or nothing, and of two processes that fetch at once
-one wins and both have it. This file does NOT import SGLang; see `load`.
+`<cache>/sglang/<version>/`, and the wheel is deleted. Folders that hold no Python are made as well, empty:
+modules look for those of the C++ sources when they are imported, and into them only to compile. Nothing of
+the wheel is run, and nothing is installed. The folder appears in one rename, so a reader sees all of it or
+nothing, and of two processes that fetch at once one wins and both have it. This file does NOT import SGLang;
+see `load`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import errno
 import os
 import re
@@ -65,6 +69,8 @@ def fetch(version: str) -> Path:
     such release.
     """
     if (found := cached(version)) is not None:
+        with contextlib.suppress(OSError):  # not ours to write: then a kind or two cannot be imported
+            _make_folders(found)
         return found
     final = cache_dir() / "sglang" / version
     try:
@@ -77,6 +83,7 @@ def fetch(version: str) -> Path:
         _unpack(wheel, work / "tree")
         if not _holds_package(work / "tree"):
             raise SglangUnavailable(f"the wheel {wheel.name} holds no package sglang; choose another release")
+        _make_folders(work / "tree")
         _publish(work / "tree", final)
     except OSError as error:
         raise _disk_error(version, final.parent, error) from error
@@ -214,6 +221,17 @@ def _wanted(archive: zipfile.ZipFile) -> Iterator[tuple[zipfile.ZipInfo, PurePos
             and len(relative.parts) == 2
         ):
             yield member, relative
+
+
+def _make_folders(root: Path) -> None:
+    """Make the folders of the package that hold no Python, as the wheel's record names them. Also for trees
+    that an earlier kvproof unpacked; where all are there nothing is written."""
+    for record in root.glob("sglang-*.dist-info/RECORD"):
+        with record.open(encoding="utf-8", errors="replace", newline="") as lines:
+            paths = {PurePosixPath(row[0]).parent for row in csv.reader(lines) if row}
+        for path in sorted(paths):
+            if path.parts[:1] == ("sglang",) and ".." not in path.parts and len(paths) <= _MAX_FILES:
+                (root / path).mkdir(parents=True, exist_ok=True)
 
 
 def _disk_error(version: str, folder: Path, error: OSError) -> SglangUnavailable:

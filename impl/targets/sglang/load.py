@@ -2,9 +2,10 @@
 
 `load("sglang")` takes whatever is importable, `load("sglang==0.5.23")` the release of that number from the
 cache, and `load("sglang@PATH")` a source checkout. SGLang's own modules run unmodified. Two releases cannot
-live in one process. Works with and without Triton's interpreter: `TRITON_INTERPRET` must be set before
-Triton is first imported, and whoever starts the process does that. This file does NOT construct or drive
-allocators.
+live in one process. The token and the paged allocator come at once; the modules of the other kinds import
+half of SGLang, which takes seconds, so `load_kind` gets each when it is wanted. Works with and without
+Triton's interpreter: `TRITON_INTERPRET` must be set before Triton is first imported, and whoever starts the
+process does that. This file does NOT construct or drive allocators.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from . import fetch, standins
 from .errors import SglangUnavailable, UnknownSglang
 from .isolation import quiet_import
-from .releases import Layout, check_version, layout_of
+from .releases import KIND_HOMES, Layout, Place, check_version, kinds_of, layout_of
 
 # Names that old releases import from Triton and new Triton lacks; SGLang uses them only when a server
 # compiles kernels.
@@ -45,11 +46,15 @@ LIGHT: frozenset[str] = frozenset(
 class LoadedSglang:
     """The allocator classes of one release.
 
-    `root` is the folder that holds the package `sglang`. `standins` names what was stood in, sorted.
+    `root` is the folder that holds the package `sglang`. `stood_in` names what has been stood in for so far.
     `kernels` and `naive` map `alloc_extend_kernel`, `alloc_decode_kernel`, `alloc_extend_naive` and
     `alloc_decode_naive` to the objects of that name, as far as the release has them; the paged class looks
     them up in `paged_module`. `has_naive_path`: the paged class can itself choose the naive functions (its
     instances have `use_triton_kernels`).
+
+    `offers` says where the classes of the other kinds stand in this release. `kinds` holds those of the kinds
+    that `load_kind` has imported, by role ("allocator", "pool" ...); `absent` says of the kinds that it could
+    not import why, in one line each.
     """
 
     spec: str
@@ -63,7 +68,15 @@ class LoadedSglang:
     kernels: dict[str, Any]
     naive: dict[str, Any]
     has_naive_path: bool
-    standins: tuple[str, ...]
+    stood_in: set[str]
+    offers: dict[str, dict[str, Place]]
+    kinds: dict[str, dict[str, type[Any]]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def standins(self) -> tuple[str, ...]:
+        """`stood_in`, sorted."""
+        return tuple(sorted(self.stood_in))
 
 
 _loaded: LoadedSglang | None = None
@@ -139,24 +152,67 @@ def _refuse_other_sglang(spec: str, root: Path) -> None:
         )
 
 
-def _import_allocators(spec: str, root: Path, layout: Layout) -> tuple[str, ...]:
-    """Import the allocator modules from `root`; returns what was stood in for.
+def load_kind(loaded: LoadedSglang, kind: str) -> dict[str, type[Any]]:
+    """The classes of a kind beside token and paged, by role; imported on the first call, which takes seconds
+    for most. Leaves `loaded.kinds` or `loaded.absent` with one entry more.
+
+    Raises `SglangUnavailable` when the release has no such kind, or it cannot be imported; the other kinds
+    are none the worse.
+    """
+    if kind in loaded.kinds:
+        return loaded.kinds[kind]
+    if kind not in loaded.absent:
+        try:
+            loaded.kinds[kind] = _import_kind(loaded, kind)
+            return loaded.kinds[kind]
+        except SglangUnavailable as error:
+            loaded.absent[kind] = str(error)
+    raise SglangUnavailable(loaded.absent[kind])
+
+
+def load_kinds(loaded: LoadedSglang) -> None:
+    """Try every kind once: afterwards each of `KIND_HOMES` is in `loaded.kinds` or in `loaded.absent`."""
+    for kind in KIND_HOMES:
+        with contextlib.suppress(SglangUnavailable):
+            load_kind(loaded, kind)
+
+
+def _import_kind(loaded: LoadedSglang, kind: str) -> dict[str, type[Any]]:
+    places = loaded.offers.get(kind)
+    if places is None:
+        raise SglangUnavailable(f"SGLang {loaded.version} has no {kind} allocator")
+    try:
+        loaded.stood_in.update(_import(loaded.root, [place.module for place in places.values()]))
+        return {role: getattr(sys.modules[place.module], place.name) for role, place in places.items()}
+    except Exception as error:
+        what = f"{kind} of SGLang {loaded.version}"
+        raise _explained(what, loaded.root, error) from error
+
+
+def _import_allocators(spec: str, root: Path, layout: Layout) -> set[str]:
+    """Import the token and the paged allocator from `root`; returns what was stood in for.
 
     A failure leaves no module of SGLang behind.
     """
+    try:
+        return _import(root, (*layout.first, layout.token_module, layout.paged_module))
+    except Exception as error:
+        _forget_sglang()
+        raise _explained(spec, root, error) from error
+
+
+def _import(root: Path, names: Iterable[str]) -> set[str]:
+    """Import these modules of SGLang; returns what has been stood in for so far."""
     finder = standins.install()
     finder.importing = True
     try:
         with quiet_import(), _first_on_path(root), _gone_names() as used:
-            for name in (*layout.first, layout.token_module, layout.paged_module):
+            for name in names:
                 importlib.import_module(name)
-    except Exception as error:
-        _forget_sglang()
-        raise _explained(spec, root, error) from error
     finally:
         finder.importing = False
         finder.withdraw()
-    return tuple(sorted(finder.stood_in | used))
+    return finder.stood_in | used
 
 
 @contextlib.contextmanager
@@ -215,7 +271,7 @@ def _explained(spec: str, root: Path, error: BaseException) -> SglangUnavailable
     return SglangUnavailable(cause)
 
 
-def _collect(spec: str, root: Path, layout: Layout, stood_in: tuple[str, ...]) -> LoadedSglang:
+def _collect(spec: str, root: Path, layout: Layout, stood_in: set[str]) -> LoadedSglang:
     package = sys.modules["sglang"]
     place = Path(str(package.__file__)).resolve().parent.parent
     if place != root:
@@ -236,7 +292,8 @@ def _collect(spec: str, root: Path, layout: Layout, stood_in: tuple[str, ...]) -
         naive=_named(paged_module, ("alloc_extend_naive", "alloc_decode_naive")),
         # Set in the constructor, so the class itself does not have it; the compiled constructor names it.
         has_naive_path="use_triton_kernels" in paged_class.__init__.__code__.co_names,
-        standins=stood_in,
+        stood_in=stood_in,
+        offers=kinds_of(root / "sglang"),
     )
 
 

@@ -1,8 +1,9 @@
 """Which releases of SGLang are supported, and where each keeps its allocators.
 
 The layout is found by looking at the files of the package, not at its version, so that a source checkout
-between two releases is read like the release it resembles. This file does NOT describe signatures: those
-are taken by inspection from the loaded classes.
+between two releases is read like the release it resembles; likewise the kinds beside the token and the paged
+allocator, by the classes that stand in the files. This file does NOT describe signatures: those are taken by
+inspection from the loaded classes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from .errors import UnknownSglang
 
@@ -104,3 +106,80 @@ def layout_of(package: Path) -> Layout:
         f"{package} holds none of the allocator layouts known here "
         f"({', '.join(layout.row for layout in LAYOUTS)}); use one of the releases {', '.join(SUPPORTED)}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where releases keep one class.
+
+    names: what it is or was called. modules: below `sglang.srt.mem_cache`, newest first; the first that
+    defines one of the names is the one. mentions: a word that its file must have as well.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    mentions: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One class found: the dotted name of its module, and its own name."""
+
+    module: str
+    name: str
+
+
+_SWA_MODULES = ("allocator.swa", "swa_memory_pool", "allocator")
+_SWA: Final = Home(("SWATokenToKVPoolAllocator",), _SWA_MODULES)
+_SWA_POOL: Final = Home(("SWAKVPool",), ("swa_memory_pool", "memory_pool"))
+_HISPARSE_MODULES = ("allocator.hisparse", "hisparse_memory_pool")
+
+# By kind, the classes that make one up. "allocator" is the class under test, the others are what its
+# constructor asks for: KV pools, and the allocator that a wrapper wraps.
+KIND_HOMES: Final[dict[str, dict[str, Home]]] = {
+    "swa": {"allocator": _SWA, "pool": _SWA_POOL},
+    "swa-ring": {
+        "allocator": Home(_SWA.names, _SWA_MODULES, mentions="swa_req_ring_size"),
+        "pool": _SWA_POOL,
+    },
+    "pure-swa": {"allocator": Home(("PureSWATokenToKVPoolAllocator",), _SWA_MODULES), "pool": _SWA_POOL},
+    "hisparse": {
+        "allocator": Home(("HiSparseTokenToKVPoolAllocator",), _HISPARSE_MODULES),
+        "pool": Home(("HiSparseDSATokenToKVPool", "HiSparseNSATokenToKVPool"), ("hisparse_memory_pool",)),
+    },
+    "hisparse-v4": {
+        "allocator": Home(("DeepSeekV4HiSparseTokenToKVPoolAllocator",), _HISPARSE_MODULES),
+        "logical": _SWA,
+        "pool": Home(("DeepSeekV4TokenToKVPool",), ("deepseek_v4_memory_pool",)),
+        "device_pool": Home(("HiSparseC4DevicePool",), ("deepseek_v4_memory_pool",)),
+    },
+    # Up to 0.5.12 the pool of the states itself hands out the slots.
+    "mamba": {"allocator": Home(("MambaSlotAllocator", "MambaPool"), ("allocator.mamba", "memory_pool"))},
+    "page-interleave": {
+        "allocator": Home(("PageInterleavePoolAllocator",), ("allocator.page_interleave",)),
+    },
+}
+
+
+def kinds_of(package: Path) -> dict[str, dict[str, Place]]:
+    """The kinds, beside token and paged, whose classes stand in the SGLang package in the folder `package`,
+    and where. Reads files and imports nothing."""
+    kinds: dict[str, dict[str, Place]] = {}
+    for kind, homes in KIND_HOMES.items():
+        found = {role: _find(package, home) for role, home in homes.items()}
+        places = {role: place for role, place in found.items() if place is not None}
+        if len(places) == len(homes):
+            kinds[kind] = places
+    return kinds
+
+
+def _find(package: Path, home: Home) -> Place | None:
+    for module in home.modules:
+        path = package.joinpath("srt", "mem_cache", *module.split(".")).with_suffix(".py")
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for name in home.names:
+            if re.search(rf"^class {name}\b", text, re.MULTILINE) and home.mentions in text:
+                return Place(f"sglang.srt.mem_cache.{module}", name)
+    return None

@@ -19,15 +19,15 @@ from typing import Any
 from .errors import SglangUnavailable
 from .guards import absence_is_handled, is_sglang
 
-# Packages that may be stood in: compiled kernels, model code and tokenisers, media decoding, servers. By
-# top-level name.
+# Packages that may be stood in: compiled kernels, model code and tokenisers, tensor notation, media decoding,
+# servers. By top-level name.
 HEAVY: frozenset[str] = frozenset(
     {
-        "av", "compressed_tensors", "cuda", "cutlass", "decord", "deep_ep", "deep_gemm",
-        "fastapi", "flash_attn", "flashinfer", "huggingface_hub", "llguidance", "modelscope",
+        "av", "compressed_tensors", "cuda", "cutlass", "decord", "deep_ep", "deep_gemm", "einops",
+        "fastapi", "flash_attn", "flashinfer", "gguf", "huggingface_hub", "llguidance", "modelscope",
         "mooncake", "nixl", "openai", "outlines", "partial_json_parser", "regex", "safetensors",
         "sentencepiece", "sgl_kernel", "torch_memory_saver", "torchao", "torchaudio", "torchcodec",
-        "torchvision", "transformers", "triton_kernels", "uvicorn", "uvloop", "vllm", "xgrammar",
+        "torchvision", "transformers", "triton_kernels", "tvm_ffi", "uvicorn", "uvloop", "vllm", "xgrammar",
     }
 )  # fmt: skip
 
@@ -51,6 +51,9 @@ class _StandInMeta(type):
         value = stand_in_class(f"{cls.__module__}.{cls.__qualname__}", name)
         setattr(cls, name, value)
         return value
+
+    def __setitem__(cls, key: Any, value: Any) -> None:
+        """Nothing is kept: SGLang enters its classes into registries that nobody here reads."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if not FINDER.importing:

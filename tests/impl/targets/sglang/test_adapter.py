@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from kvproof.impl.targets.protocol import State, Ticket
-from kvproof.impl.targets.sglang import adapter, fetch
+from kvproof.impl.targets.sglang import adapter, fetch, kinds
 from kvproof.impl.targets.sglang.adapter import Sglang
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
 from kvproof.model import calls
-from kvproof.model.config import ALLOCATORS, Config
+from kvproof.model.config import Config
 from kvproof.model.errors import InfrastructureError, UserError
 
 # --- made-up releases ------------------------------------------------------------------------------
@@ -39,6 +39,8 @@ class _Old:
 
     def alloc(self, need):
         return None
+
+    def free_group_begin(self): ...
 
     def alloc_extend(self, prefix_lens, seq_lens, last_loc, extend_num_tokens):
         self.told = (prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist(), extend_num_tokens)
@@ -74,6 +76,7 @@ class _New:
         self.told.append((prefix_lens_cpu.tolist(), seq_lens_cpu.tolist(), num_new_pages))
 
     def alloc(self, need): ...
+    def free_group_begin(self): ...
     def free_segment(self, slots, *, start_pos): ...
     def free_segments(self, segments): ...
     def free_page_ids(self, pages): ...
@@ -83,9 +86,17 @@ class _New:
 def release(monkeypatch, cls, *, naive):
     """A loaded release whose two allocators are this class."""
     loaded = SimpleNamespace(
-        version="9.9", token_class=cls, paged_class=cls, has_naive_path=naive, standins=("sgl_kernel",)
+        version="9.9",
+        token_class=cls,
+        paged_class=cls,
+        has_naive_path=naive,
+        standins=("sgl_kernel",),
+        offers={},
+        kinds={},
+        absent={},
     )
     monkeypatch.setattr(adapter, "load", lambda _spec: loaded)
+    return loaded
 
 
 @pytest.fixture
@@ -194,8 +205,9 @@ def test_a_name_that_means_no_sglang_is_bad_input(spec, message):
 
 def test_capabilities_are_read_off_the_classes(old):
     capabilities = Sglang(Ticket()).capabilities
-    assert capabilities.allocators == ALLOCATORS
-    assert capabilities.lacks == {"FreeSegment", "FreeSegments", "FreePages", "Resize"}
+    assert capabilities.allocators == ("token", "paged")
+    for kind in ("token", "paged"):
+        assert capabilities.lacking(kind) == {"FreeSegment", "FreeSegments", "FreePages", "Resize"}
     assert (capabilities.exact, capabilities.checked, capabilities.refuses) == (False, True, frozenset())
     assert not capabilities.any_page_size
 
@@ -203,12 +215,95 @@ def test_capabilities_are_read_off_the_classes(old):
 def test_the_torch_path_takes_any_page_size_and_kernels_powers_of_two(new):
     torch_path, kernels = Sglang(Ticket("", "torch")), Sglang(Ticket("", "kernels"))
     assert torch_path.capabilities.any_page_size
-    assert torch_path.capabilities.lacks == frozenset()
+    assert torch_path.capabilities.lacking("paged") == frozenset()
     assert not kernels.capabilities.any_page_size
     torch_path.build(Config("paged", 12, 3))
     with pytest.raises(UserError, match="powers of two as page size, not 3"):
         kernels.build(Config("paged", 12, 3))
     kernels.build(Config("paged", 12, 4))
+
+
+class _Windowed(_New):
+    """A sliding-window allocator of single slots, which has some of the calls."""
+
+    full_to_swa_index_mapping = None
+
+    def __init__(self, size, size_swa):
+        import torch
+
+        super().__init__(size, 1, None, "cpu", None, False)
+        self.full_attn_allocator = self.swa_attn_allocator = _Old(size_swa, None, "cpu", None)
+        self.full_to_swa_index_mapping = torch.zeros(size + 2, dtype=torch.int64)
+        self.size_full = size
+
+    def free_segment(self, slots, *, start_pos): ...
+    def free_swa(self, slots): ...
+    def set_full_to_swa_mapping(self, full, swa): ...
+    def full_available_size(self):
+        return 6
+
+    def swa_available_size(self):
+        return 4
+
+    def available_size(self):
+        raise NotImplementedError()
+
+
+@pytest.fixture
+def windowed(new, monkeypatch):
+    """A release that offers two kinds more, one of which cannot be imported; it tells what it imported."""
+    loaded = release(monkeypatch, _New, naive=True)
+    loaded.offers = {"swa": {}, "mamba": {}}
+    loaded.imported = []
+
+    def load_kind(_loaded, kind):
+        loaded.imported.append(kind)
+        if kind == "mamba":
+            loaded.absent[kind] = "mamba cannot be loaded: run: pip install x"
+            raise SglangUnavailable(loaded.absent[kind])
+        return loaded.kinds.setdefault(kind, {"allocator": _Windowed, "pool": object})
+
+    monkeypatch.setattr(adapter, "load_kind", load_kind)
+    monkeypatch.setattr(kinds, "load_kind", load_kind)
+    return loaded
+
+
+def test_only_the_kinds_that_are_asked_for_are_imported(windowed):
+    target = Sglang(Ticket(allocators=("paged",)))
+    assert target.capabilities.allocators == ("token", "paged", "swa", "mamba")
+    assert windowed.imported == []
+    Sglang(Ticket(allocators=("paged", "swa", "hisparse")))
+    assert windowed.imported == ["swa"]
+
+
+def test_a_kind_that_cannot_be_imported_is_missing_and_the_others_are_not(windowed):
+    capabilities = Sglang(Ticket()).capabilities
+    assert capabilities.allocators == ("token", "paged", "swa")
+    # Of the calls that sliding window has in the contract, and no others.
+    assert capabilities.lacking("swa") == {
+        *("FreeSwaSegment", "FreeFull", "FreeFullSegment", "Remap", "ExtendTail"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (Config("hisparse", 8, 1, ratio=2), UserError, r"^sglang has no hisparse allocator$"),
+        (Config("mamba", 8, 1), InfrastructureError, r"mamba cannot be loaded: run: pip install x$"),
+        (Config("swa", 8, 4, swa_size=8), UserError, "its swa allocator takes no pages of 4 slots"),
+    ],
+)
+def test_a_config_beyond_the_release_is_refused(windowed, config, error, message):
+    with pytest.raises(error, match=message.replace("^sglang", r"^sglang==9\.9")):
+        Sglang(Ticket()).build(config)
+
+
+def test_an_old_sliding_window_is_asked_for_its_sides(windowed):
+    subject = Sglang(Ticket()).build(Config("swa", 6, 1, swa_size=4))
+    # The smaller side, for the release itself has no answer.
+    assert subject.apply(calls.FreeSegmentCall([1], 0)).available == 4
+    assert subject.observe().mappings == {"swa": [0, 0, 0, 0, 0, 0, 0, -1]}
+    assert subject._sync_free == {"free_segment"}
 
 
 @pytest.mark.parametrize("before", [None, "1"])
@@ -290,10 +385,10 @@ from kvproof.properties.lease import Lease, run_lease
 from kvproof.properties.replay import shrink
 from kvproof.properties.space import space_for
 name, path, ops = sys.argv[1], sys.argv[2], int(sys.argv[3])
-target = load_target(name, Ticket("", path, "cpu", path == "kernels"))
+target = load_target(name, Ticket("", path, "cpu", path == "kernels", allocators=("token", "paged")))
 report = {"name": target.name, "release": target.release, "path": target.path, "checked": {}, "memory": []}
-report["lacks"] = sorted(target.capabilities.lacks)
-for allocator in target.capabilities.allocators:
+report["lacks"] = sorted(target.capabilities.lacking("paged"))
+for allocator in ("token", "paged"):
     space = space_for(target.capabilities, allocator, slow=path == "kernels")
     verdict = run_lease(target, Lease(0, 0, name, "audited", space, ops, 30))
     report["checked"][allocator] = verdict.tally.checked

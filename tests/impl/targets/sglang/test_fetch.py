@@ -27,7 +27,10 @@ PACKAGE = {
     "sglang/lib.so": "binary",
     "tools/other.py": "",
     f"sglang-{VERSION}.dist-info/METADATA": "Name: sglang\n",
-    f"sglang-{VERSION}.dist-info/RECORD": "",
+    f"sglang-{VERSION}.dist-info/RECORD": (
+        "sglang/__init__.py,sha256=x,12\nsglang/jit/csrc/k.cu,,\n"
+        "sglang/../../evil/x,,\ntools/other.py,,\n/abs/x,,\n"
+    ),
     f"sglang-{VERSION}.dist-info/entry_points.txt": "",
 }
 NO_MATCH = (
@@ -109,6 +112,33 @@ def test_python_files_and_records_are_unpacked_once(cache: Path, monkeypatch: py
     assert len(commands) == 1
     assert commands[0][-1] == f"sglang=={VERSION}"
     assert {"download", "--no-deps", "--only-binary=:all:"} <= set(commands[0])
+
+
+def test_folders_without_python_are_there_and_empty(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules look for them. Those of a tree that was unpacked without them come at the next fetch."""
+    use_pip(monkeypatch, good_pip)
+    root = fetch.fetch(VERSION)
+    folder = root / "sglang" / "jit" / "csrc"
+    assert list(folder.iterdir()) == []
+    assert sorted(path.name for path in root.iterdir()) == ["sglang", f"sglang-{VERSION}.dist-info"]
+    assert not (cache / "evil").exists()
+    folder.rmdir()
+    assert fetch.fetch(VERSION) == root
+    assert folder.is_dir()
+
+
+def test_a_tree_that_cannot_be_completed_is_used_as_it_is(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pip(monkeypatch, good_pip)
+    root = fetch.fetch(VERSION)
+    (root / "sglang" / "jit" / "csrc").rmdir()
+
+    def refuse(_path: Path, **_options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert fetch.fetch(VERSION) == root
 
 
 def test_a_hostile_version_reaches_neither_pip_nor_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from kvproof.impl.targets.sglang import fetch, load, standins
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
+from kvproof.impl.targets.sglang.releases import KIND_HOMES
 
 PACKAGE = {
     "__init__.py": "__version__ = '9.9'\n",
@@ -184,6 +185,44 @@ def test_what_cannot_be_imported_names_cause_and_place(
     # Nothing is left of the failure: once mended, the package loads.
     write_package(tmp_path)
     assert load.load(f"sglang@{root}").version == "9.9"
+
+
+FAMILY = {
+    "srt/mem_cache/allocator/swa.py": "class SWATokenToKVPoolAllocator: ...\n",
+    "srt/mem_cache/swa_memory_pool.py": "import orjson\nclass SWAKVPool: ...\n",
+    "srt/mem_cache/allocator/mamba.py": "import sgl_kernel\nclass MambaSlotAllocator: ...\n",
+}
+
+
+def test_other_kinds_are_imported_when_they_are_wanted(tmp_path: Path) -> None:
+    loaded = load.load(f"sglang@{write_package(tmp_path, FAMILY)}")
+    assert set(loaded.offers) == {"swa", "mamba"}
+    assert (loaded.kinds, loaded.absent, loaded.standins) == ({}, {}, ())
+    assert "sglang.srt.mem_cache.allocator.mamba" not in sys.modules
+    classes = load.load_kind(loaded, "mamba")
+    assert {role: cls.__name__ for role, cls in classes.items()} == {"allocator": "MambaSlotAllocator"}
+    assert load.load_kind(loaded, "mamba") is classes
+    assert loaded.standins == ("sgl_kernel",)
+
+
+def test_a_kind_that_cannot_be_imported_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    loaded = load.load(f"sglang@{write_package(tmp_path, FAMILY)}")
+    load.load_kinds(loaded)
+    assert set(loaded.kinds) == {"mamba"}
+    assert set(loaded.absent) == {*KIND_HOMES} - {"mamba"}
+    assert loaded.absent["hisparse"] == "SGLang 9.9 has no hisparse allocator"
+    for fragment in ("swa of SGLang 9.9", "swa_memory_pool.py:1", 'pip install "kvproof[sglang]"'):
+        assert fragment in loaded.absent["swa"]
+    assert "\n" not in loaded.absent["swa"]
+    # It stays missing for this process, and everything else stays loaded.
+    monkeypatch.delitem(sys.modules, "orjson")
+    with pytest.raises(SglangUnavailable) as caught:
+        load.load_kind(loaded, "swa")
+    assert str(caught.value) == loaded.absent["swa"]
+    assert sys.modules[loaded.paged_module.__name__] is loaded.paged_module
 
 
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:

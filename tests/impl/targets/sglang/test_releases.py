@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
-from kvproof.impl.targets.sglang.releases import LAYOUTS, NEWEST, SUPPORTED, check_version, layout_of
+from kvproof.impl.targets.sglang.releases import (
+    KIND_HOMES,
+    LAYOUTS,
+    NEWEST,
+    SUPPORTED,
+    Place,
+    check_version,
+    kinds_of,
+    layout_of,
+)
+from kvproof.model.config import ALLOCATORS
 
 
 @pytest.mark.parametrize("version", [*SUPPORTED, "0.5.0rc1", "1.0.0.dev20250101", "0.5.1.post1"])
@@ -61,3 +71,51 @@ def test_an_unknown_layout_names_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(SglangUnavailable, match="none of the allocator layouts") as caught:
         layout_of(tmp_path)
     assert all(layout.row in str(caught.value) for layout in LAYOUTS)
+
+
+def write(package: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = package / "srt" / "mem_cache" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return package
+
+
+def test_every_kind_has_a_home() -> None:
+    assert ["token", "paged", *KIND_HOMES] == list(ALLOCATORS)
+
+
+def test_a_kind_is_there_when_all_its_classes_are(tmp_path: Path) -> None:
+    assert kinds_of(tmp_path) == {}
+    swa, pool = "class SWATokenToKVPoolAllocator(Base):\n", "class SWAKVPool:\n"
+    write(tmp_path, {"allocator.py": f"class Token: ...\n{swa}"})
+    assert kinds_of(tmp_path) == {}
+    write(tmp_path, {"memory_pool.py": pool})
+    places = {
+        "allocator": Place("sglang.srt.mem_cache.allocator", "SWATokenToKVPoolAllocator"),
+        "pool": Place("sglang.srt.mem_cache.memory_pool", "SWAKVPool"),
+    }
+    assert kinds_of(tmp_path) == {"swa": places}
+
+
+def test_the_newest_home_counts_and_only_a_definition_does(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "memory_pool.py": "class MambaPool:\n",
+            "allocator/mamba.py": "# class MambaSlotAllocator\nclass MambaSlotAllocatorBase: ...\n",
+        },
+    )
+    old = Place("sglang.srt.mem_cache.memory_pool", "MambaPool")
+    assert kinds_of(tmp_path) == {"mamba": {"allocator": old}}
+    write(tmp_path, {"allocator/mamba.py": "class MambaSlotAllocator:\n"})
+    new = Place("sglang.srt.mem_cache.allocator.mamba", "MambaSlotAllocator")
+    assert kinds_of(tmp_path) == {"mamba": {"allocator": new}}
+
+
+def test_the_ring_is_a_sliding_window_that_knows_rings(tmp_path: Path) -> None:
+    swa = "class SWATokenToKVPoolAllocator:\n"
+    write(tmp_path, {"allocator/swa.py": swa, "swa_memory_pool.py": "class SWAKVPool: ...\n"})
+    assert set(kinds_of(tmp_path)) == {"swa"}
+    write(tmp_path, {"allocator/swa.py": f"{swa}    ring = pool.swa_req_ring_size\n"})
+    assert set(kinds_of(tmp_path)) == {"swa", "swa-ring"}

@@ -65,6 +65,7 @@ def test_all_that_imports_do_with_a_package_works(import_sglang: Import) -> None
         logger = logging.get_logger(__name__)
         logger.warning_once("x")
         AutoThing.register("name", Config, exist_ok=True)
+        AutoThing._extra_content["name"] = Config
         DEFAULT = {ABSENT}.constants.DEFAULT
 
         class Mine(Config, total=False):
