@@ -273,7 +273,8 @@ def emit_script(path: str, options: RunOptions, lane: str | None, out: str | Non
         raise UserError(f"--emit-script is for releases of SGLang, not for {target}; name one with --target")
     seat = Seat(limits=options.limits, allocators=(file.trace.config.allocator,))
     with Worker(target, where, seat) as worker:
-        request = wire.Script(wire.text_of(file.trace), shown.fingerprint if shown else "", where.device)
+        prefer = (shown.fingerprint, shown.property) if shown else ("", "")
+        request = wire.Script(wire.text_of(file.trace), prefer, where.device)
         scripted = worker.ask(request, wire.Scripted)
     if destination is None:
         print(scripted.text, end="")

@@ -85,6 +85,8 @@ class _Writer:
         self._undefined = self._interpreted and self._kind == "undefined-lane-used"
         self._watched = self._interpreted and (self._undefined or not seen.isdisjoint(_OUTSIDE))
         self._filled = self._kind in _FILLED
+        promised = records[-1].model.sizes
+        self._sizes = {name: text for name, text in spelling.sizes.items() if name in promised}
         self._lines: list[str] = []
 
     # --- the whole --------------------------------------------------------------------------------
@@ -127,12 +129,13 @@ class _Writer:
     def _before(self) -> str:
         """Imports, constants and the environment."""
         modules = ["ast", "contextlib", "functools", "importlib.abc", "importlib.machinery", "importlib.util"]
+        modules += ["inspect"]
         modules += ["itertools"] if self._undefined else []
         lines = [f"import {name}" for name in [*modules, "os", "sys"]]
         lines += ["from pathlib import Path"]
         simple = any("SimpleNamespace" in line for line in [*self._lines, *self._spelling.build])
         lines += [f"from types import ModuleType{', SimpleNamespace' if simple else ''}", ""]
-        if self._interpreted:
+        if self._device == "cpu":
             lines.append('os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU')
         lines.append(f'os.environ["SGLANG_DEBUG_MEMORY_POOL"] = "{str(self._config.checked).lower()}"')
         lines += ["", "import torch  # noqa: E402 - Triton reads the environment when it is imported", ""]
@@ -206,7 +209,7 @@ class _Writer:
         seen = {_page_label(side): text for side, text in spelling.pages.items()}
         seen |= {_mapping_label(side): f"entries({text})" for side, text in spelling.mappings.items()}
         seen["available_size()"] = spelling.available
-        seen |= {text.removeprefix("allocator."): text for text in spelling.sizes.values()}
+        seen |= {text.removeprefix("allocator."): text for text in self._sizes.values()}
         self._add("")
         self._add("def look():")
         self._lines += statement("return ", mapping(dict(seen)), _INDENT + 4)
@@ -219,7 +222,7 @@ class _Writer:
         }
         seen |= {_mapping_label(side): entries(view.mappings[side]) for side in self._spelling.mappings}
         seen["available_size()"] = str(view.available)
-        for name, text in self._spelling.sizes.items():
+        for name, text in self._sizes.items():
             seen[text.removeprefix("allocator.")] = str(view.sizes[name])
         return seen
 

@@ -14,8 +14,8 @@ def main():
     stand_in_for_absent_packages()
     try:
         reproduce()
-    except ImportError as error:
-        print(f"what this script is about cannot be imported: {error}")
+    except Exception as error:
+        print(f"this script does not fit the sglang that is installed: {type(error).__name__} {error}")
         return 2
     found = sys.modules["sglang"].__version__
     if found != RELEASE:
@@ -37,6 +37,7 @@ def tensor(values, dtype=torch.int64, device=DEVICE):
 
 def call(function, *args, **kwargs):
     """Make the call. Returns a list of slots, None, or in words what it raised."""
+    inspect.signature(function).bind(*args, **kwargs)  # a release that wants other arguments is not at fault
     try:
         answer = function(*args, **kwargs)
         if isinstance(answer, torch.Tensor):

@@ -65,12 +65,12 @@ class Replay(msgspec.Struct, tag=True, frozen=True):
 
 
 class Script(msgspec.Struct, tag=True, frozen=True):
-    """Write a script that reproduces the trace without us; answered by Scripted. prefer: fingerprint of the
-    failure to show where the trace has it, else it is the one that ends the trace, or the first. device: that
-    the target runs on."""
+    """Write a script that reproduces the trace without us; answered by Scripted. prefer: fingerprint and
+    property of the failure to show where the trace has it, or one of that property; else it is the one that
+    ends the trace, or the first. device: that the target runs on."""
 
     trace: str
-    prefer: str
+    prefer: tuple[str, str]
     device: str
 
 

@@ -294,7 +294,9 @@ def _script(target: Target, request: wire.Script) -> wire.Reply:
 
     trace = wire.trace_of(request.trace)
     result = replay.replay(target, trace)
-    failure = result.get(request.prefer) or next(iter((*result.serious, *result.failures)), None)
+    fingerprint, property_id = request.prefer
+    same = [failure for failure in result.failures if failure.property_id == property_id]
+    failure = result.get(fingerprint) or next(iter((*same, *result.serious, *result.failures)), None)
     if failure is None:
         raise UserError(f"the trace passes on {target.name}: there is no fault for a script to show")
     refuse_unless_scriptable(failure)

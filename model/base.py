@@ -104,14 +104,14 @@ class AllocatorModel(ABC):
     or the main one (full, logical, class 0). sides: the other pools by name. marks: how often each event was
     reached. knows: the ops that come to a call for this kind of allocator; all others come to nothing.
     defers: whether a group holds frees at all.
-    padding: how many pages are padding, from page 0 on. loose_groups: what a group holds may be released at
-    once or at its end, as a target likes. fifo: the pool is a token pool, see `paged.py`.
+    padding: how many pages are padding, from page 0 on. fifo: the pool is a token pool, see
+    `paged.py`. by_page: `free` acts on the whole pages it touches, whichever of their slots it is given.
     """
 
     defers = True
     fifo = False
+    by_page = True
     padding = 1
-    loose_groups = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -170,6 +170,10 @@ class AllocatorModel(ABC):
             slots.extend(range(first + max(start, index * ps), first + min(stop, (index + 1) * ps)))
         return slots
 
+    def mapped_slots(self, row: Row) -> list[int]:
+        """What `alloc_device_buffer` is told of a row: where it may have entries in the device's mapping."""
+        return self.slots_of(row, 0, row.length)
+
     def last_loc(self, row: Row) -> int:
         """Slot of the row's last token, -1 for an empty row."""
         if not row.length:
@@ -207,6 +211,23 @@ class AllocatorModel(ABC):
         self.pool.adopt(expectation.taken, pages)
         hand_over(expectation.growths, pages)
         expectation.taken = pages
+
+    def adopt_releases(self, lists: dict[str, set[int]]) -> None:
+        """A group may hold what it is given or let it act at once: take over what a target has done.
+
+        lists: free and staged pages of its pools by name, "" the main one.
+        """
+        for name, pool in (("", self.pool), *self.sides.items()):
+            if early := [page for page in pool.deferred() if page in lists.get(name, ())]:
+                pool.let_go(early)
+
+    def known_stale(self, side: str) -> dict[int, int]:
+        """What `adopt_stale` was told of that side."""
+        return {}
+
+    def adopt_stale(self, entries: dict[str, dict[int, int]]) -> None:
+        """Remember entries that outlive their peers, by side, so that each is told of once."""
+        assert not any(entries.values()), "a pool of one side has no entries"
 
     def _reset(self) -> None:
         first = self.config.page_offset + 1

@@ -25,6 +25,8 @@ class DeviceModel(PairedModel):
     buffers: device pages of each buffer that is out, oldest first.
     """
 
+    by_page = False
+
     def _reset(self) -> None:
         super()._reset()
         self.buffers: list[list[int]] = []
@@ -88,7 +90,7 @@ class DeviceModel(PairedModel):
             return self._nothing()
         own = [half.pages[index] for index in has]
         pages = min(max(op.pages, 1), len(pool.pages) + 1)
-        call = calls.BufferCall(self._mapped_slots(row), pages * ps)
+        call = calls.BufferCall(self.mapped_slots(row), pages * ps)
         extra = max(pages - len(own), 0)
         if extra and pool.merge_for(extra):
             self.marks[Mark.STAGED_MERGE] += 1
@@ -103,10 +105,6 @@ class DeviceModel(PairedModel):
         self.buffers.append(buffer)
         slots = [page * ps + offset for page in buffer for offset in range(ps)]
         return Expectation(call, Outcome.SLOTS, self.available, slots, taken=taken, detached=own)
-
-    def _mapped_slots(self, row: Row) -> list[int]:
-        """What `alloc_device_buffer` is told of a row: where it may have entries in the mapping."""
-        return self.slots_of(row, 0, row.length)
 
     def adopt_buffer(self, expectation: Expectation, pages: list[int]) -> None:
         """Take the target's choice for the buffer just given: these device pages, of the row's own ones and

@@ -2,14 +2,13 @@
 device side keeps one slot for every block of four tokens.
 
 Block b of a row is its tokens 4b … 4b+3; it has a device slot once it is complete, and its entry in the
-mapping is that of its last token's slot, divided by four. Which frees a group holds and which act at once is
-a target's to choose: nobody allocates in between, and at its end all have acted.
+mapping is that of its last token's slot, divided by four. Groups hold frees, as those of the logical side do.
 
 Not covered: the order in which a release hands out a buffer's slots.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from kvproof.model import calls, ops
 from kvproof.model.base import Expectation, Growth, Row
@@ -22,16 +21,6 @@ from kvproof.model.sides import Side
 from kvproof.model.swa import SwaModel
 
 
-_ALLOCATING: Final = (
-    ops.Extend,
-    ops.ExtendLogical,
-    ops.ExtendTail,
-    ops.Decode,
-    ops.DeviceBuffer,
-    ops.Remap,
-)
-
-
 class HisparseV4Model(SwaModel, DeviceModel):
     """A full, a sliding-window and a device pool, and the rows and buffers in them."""
 
@@ -40,13 +29,8 @@ class HisparseV4Model(SwaModel, DeviceModel):
         del handlers[ops.Resize]
         return handlers | self._device_handlers()
 
-    loose_groups = True
-
-    def apply(self, op: Op) -> Expectation:
-        """See AllocatorModel."""
-        return self._nothing() if self.in_group and isinstance(op, _ALLOCATING) else super().apply(op)
-
-    def _mapped_slots(self, row: Row) -> list[int]:
+    def mapped_slots(self, row: Row) -> list[int]:
+        """See AllocatorModel: complete blocks, by their compressed slots."""
         ps = self.paired["device"].page_size
         blocks = range(row.length // COMPRESSION)
         return [row.pages[block // ps] * ps + block % ps for block in blocks]

@@ -150,13 +150,7 @@ _REACHABLE: Final[dict[str, frozenset[Mark]]] = {
     "swa-ring": _EVERY | {Mark.GROUP_OF_BOTH},
     "pure-swa": _TOKEN,
     "hisparse": (_EVERY - _GROUPED | _PAIRED | _DEVICE),
-    "hisparse-v4": _EVERY
-    - _ONE_POOL
-    - {Mark.ALLOC_IN_GROUP}
-    | _PAIRED
-    | (_SWA - {Mark.REMAP_IN_GROUP})
-    | _DEVICE
-    | {Mark.GROUP_OF_BOTH},
+    "hisparse-v4": _EVERY - _ONE_POOL | _PAIRED | _SWA | _DEVICE | {Mark.GROUP_OF_BOTH},
     "mamba": frozenset(
         {
             Mark.EXACT_EXHAUSTION,

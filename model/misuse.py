@@ -122,7 +122,7 @@ def _unaligned_buffer(model: AllocatorModel, row: int) -> calls.Call | None:
     ps = model.config.device_page_size
     if owner is None or not owner.length or ps == 1:
         return None
-    return calls.BufferCall(model.slots_of(owner, 0, owner.length), ps + 1)
+    return calls.BufferCall(model.mapped_slots(owner), ps + 1)
 
 
 def _unaligned_prefix(model: AllocatorModel, row: int) -> calls.Call | None:

@@ -42,15 +42,18 @@ IN_ORDER: Final = 0
 BACKWARDS: Final = 1
 INTERLEAVED: Final = 2
 TWICE: Final = 3
-ORDERS: Final = 4
+ONE_A_PAGE: Final = 4
+ORDERS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
     """`free` in one call: of every named row, what lies beyond `keep` tokens, modulo its length and rounded
     up to a page. A row of which nothing is kept is gone. `order` is how the slots are passed:
-    one of `IN_ORDER`, `BACKWARDS`, `INTERLEAVED` (every other slot first) and `TWICE` (each slot twice over;
-    in order where that would be a double free, at the token allocator). Others are taken modulo these.
+    one of `IN_ORDER`, `BACKWARDS`, `INTERLEAVED` (every other slot first), `TWICE` (each slot twice over; in
+    order where that would be a double free, at the token allocator) and `ONE_A_PAGE` (the first slot of each
+    page, for a free releases whole pages; in order at a checked pool, which wants to see every slot, and
+    where the contract does not say so: hisparse). Others are taken modulo these.
     """
 
     rows: tuple[int, ...]

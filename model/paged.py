@@ -195,6 +195,8 @@ class PagedModel(AllocatorModel):
             return slots[::-1]
         if order == ops.INTERLEAVED:
             return slots[1::2] + slots[::2]
+        if order == ops.ONE_A_PAGE and self.by_page and not self.config.checked:
+            return [slot for slot in slots if slot % self.page_size == 0]
         return slots * 2 if order == ops.TWICE and not self.fifo else slots
 
     def _free_segment(self, op: ops.FreeSegment) -> Expectation:

@@ -92,6 +92,7 @@ class PairedModel(PagedModel):
                 assert isinstance(growth.row, PairedRow)
                 growth.row.pad()
             self._take_part(expectation, demands)
+            self._forget_stale(expectation.slots or [])
             expectation.available = self.available
         return expectation
 
@@ -114,15 +115,33 @@ class PairedModel(PagedModel):
                 )
                 expectation.portions[name] = Portion([0] * count)
 
+    def _forget_stale(self, slots: list[int]) -> None:
+        """Whoever gets a slot may rely on its entry."""
+        for side in self.paired.values():
+            if side.stale:
+                for slot in slots:
+                    side.stale.pop(slot // side.compression, None)
+
     def adopt(self, expectation: Expectation, pages: list[int], peers: dict[str, list[int]]) -> None:
         """See AllocatorModel. peers: the chosen pages of the second sides, by name."""
         portions = expectation.portions
         for name, portion in portions.items():
             self.paired[name].withdraw(portion)
         super().adopt(expectation, pages, peers)
+        for growth in expectation.growths:
+            self._forget_stale(self.slots_of(growth.row, growth.prefix, growth.seq))
         for name, portion in portions.items():
             if portion.growths:
                 self.paired[name].adopt(portion, peers[name])
+
+    def known_stale(self, side: str) -> dict[int, int]:
+        """See AllocatorModel."""
+        return self.paired[side].stale
+
+    def adopt_stale(self, entries: dict[str, dict[int, int]]) -> None:
+        """See AllocatorModel."""
+        for name, stale in entries.items():
+            self.paired[name].stale.update(stale)
 
     # --- release ----------------------------------------------------------------------------------
 

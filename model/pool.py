@@ -85,6 +85,13 @@ class Pool:
         self._return(lists)
         return sets, lists
 
+    def let_go(self, pages: list[int]) -> None:
+        """Release some of what is held, though the group is still open."""
+        gone = set(pages)
+        for held in self.held or ():
+            held[:] = [page for page in held if page not in gone]
+        self._return(pages)
+
     def _return(self, pages: list[int]) -> None:
         self.released.update(pages)
         if self.need_sort:

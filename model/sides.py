@@ -53,7 +53,7 @@ class Side:
 
     name: "swa" or "device". pool: its pages. page_size: in its own slots. compression: tokens a slot.
     entries: of the mapping, before the trailing -1. mapping: peer of each of the main side's slots, 0 for
-    none.
+    none. stale: entries that a target has left behind on pages that are nobody's, until a row gets the slot.
     """
 
     def __init__(self, name: str, pool: Pool, page_size: int, entries: int, compression: int = 1) -> None:
@@ -62,6 +62,7 @@ class Side:
         self.page_size = page_size
         self.compression = compression
         self.mapping = [0] * entries + [-1]
+        self.stale: dict[int, int] = {}
 
     @property
     def available(self) -> int:
@@ -83,8 +84,8 @@ class Side:
         return sum(-(-growth.seq // self.page_size) - growth.first_new for growth in growths)
 
     def goes_on(self, row: Row) -> bool:
-        """Whether the row can grow here: its last slot has a peer, or it has none yet. A call looks up the peer
-        of the last_loc and wants it congruent, though a row that starts a page takes nothing from it."""
+        """Whether the row can grow here: its last slot has a peer, or it has no slot yet. A call looks up the
+        peer of the last_loc and wants it congruent, though a row that starts a page takes nothing from it."""
         length = row.length // self.compression
         if not length:
             return True

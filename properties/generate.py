@@ -101,8 +101,6 @@ class Generator:
         # A full pool refuses for ever; make room more often than the weights would.
         if not model.available and (model.rows or isinstance(model, DeviceModel)) and draw.integer(0, 3) > 1:
             return draw.choice(self._frees)()
-        if model.loose_groups and model.in_group:
-            return draw.choice((*self._frees, *self._frees, ops.Clobber, ops.GroupEnd, self._end_or_clear))()
         if self._wide and draw.integer(0, 3):
             return self._wide_op()
         # With no rows nearly every op comes to nothing.
@@ -303,9 +301,6 @@ class Generator:
         if not self._model.in_group:
             return ops.GroupBegin()
         return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()
-
-    def _end_or_clear(self) -> Op:
-        return ops.GroupEnd() if self._draw.integer(0, 7) else ops.Clear()
 
     def _misuse(self) -> Op:
         return ops.Misuse(self._draw.choice(self._misuses), self._row())

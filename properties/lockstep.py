@@ -16,11 +16,12 @@ from kvproof.model.ops import HARMLESS, Clobber, GroupBegin, GroupEnd, Misuse, O
 from kvproof.properties.catalogue import ANSWER_CHECKS, BUILT_SO, STATE_CHECKS, TOLERABLE, Check
 from kvproof.properties.checks.buffer import adopt_buffer
 from kvproof.properties.checks.slots import chosen_pages, chosen_peers
-from kvproof.properties.checks.state import REFUSED_BUT, check_refusal
+from kvproof.properties.checks.state import REFUSED_BUT, check_refusal, stale_entries
 from kvproof.properties.failure import DEVICE_LOST, ILLEGAL_ACCESS, Failure
 from kvproof.properties.step import Finding, Step
 from kvproof.properties.witness import Witness
 
+_OPS_OF_KERNELS = {"alloc_extend_kernel": "Extend", "alloc_decode_kernel": "Decode"}
 _PROPERTY_OF_MISUSE = {"nested-begin": "P11", "end-without-begin": "P11", "free-swa-of-unmapped": "P3"}
 """What is broken by a misuse that is taken; P1 by all others."""
 
@@ -78,6 +79,12 @@ class Lockstep:
         self._index = -1
 
     @property
+    def _may_run_ahead(self) -> bool:
+        """Whether the target may have released what the model still holds, on a side that has the most: then
+        it is looked at after every call."""
+        return not self._exact and bool(self.model.sides) and self.model.in_group
+
+    @property
     def config(self) -> Config:
         """The allocator's config as it now is."""
         return self.model.config
@@ -114,7 +121,7 @@ class Lockstep:
             and outcome is not Outcome.REFUSED
         ):
             self._look_in -= 1
-            if self._look_in > 0 and outcome is not Outcome.OOM:
+            if self._look_in > 0 and outcome is not Outcome.OOM and not self._may_run_ahead:
                 self._unseen = (op, expectation, answer)
                 return None
             state = self.subject.observe()
@@ -176,13 +183,26 @@ class Lockstep:
         return Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact)
 
     def _judge(self, step: Step) -> Failure | None:
+        if self.model.in_group and not self._exact:
+            self._adopt_releases(step)
         if isinstance(step.op, Misuse):
             return self._judge_misuse(step.op, step)
         failure = self._ask(ANSWER_CHECKS, step)
         if failure is not None:
             return failure
         self._adopt(step)
-        return self._ask(STATE_CHECKS, step)
+        failure = self._ask(STATE_CHECKS, step)
+        if not self.spoilt and self.model.mappings:
+            self.model.adopt_stale(stale_entries(step))
+        return failure
+
+    def _adopt_releases(self, step: Step) -> None:
+        """A target may let a group's frees act at once."""
+        lists = {"": set(step.state.free) | set(step.state.staged)}
+        for name, side in step.state.sides.items():
+            lists[name] = set(side.free) | set(side.staged)
+        self.model.adopt_releases(lists)
+        step.expectation.available = self.model.available
 
     def _adopt(self, step: Step) -> None:
         """Go on from the target's choice, which the checks have found legal."""
@@ -215,6 +235,10 @@ class Lockstep:
         self, property_id: str, op: Op, found: Finding, *, tolerable: bool = False, built: bool = False
     ) -> Failure:
         name, allocator = "Build" if built else type(op).__name__, self.config.allocator
+        # These kernels are the paged allocator's, whoever launches them.
+        kernel = found.divergence.partition(" ")[2].partition(".")[0]
+        if kernel in _OPS_OF_KERNELS:
+            name, allocator = _OPS_OF_KERNELS[kernel], "paged"
         return Failure(property_id, name, allocator, found.divergence, self._index, found.message, tolerable)
 
     def _judge_misuse(self, op: Misuse, step: Step) -> Failure | None:

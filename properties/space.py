@@ -59,10 +59,10 @@ _TOKEN_POOLS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 
 class Space:
     """What may be drawn.
 
-    allocator: the kind. page_sizes: the least and the greatest. any_page_size, page_offset, checked, lacks: as in Capabilities. misuse: draw calls
-    that the contract forbids, on checked allocators. max_batch: rows in one batch at most, max_wide_batch: in
-    a wide trace. max_row_tokens: what a row grows by at most, wide traces apart, for lanes that pay
-    for each token.
+    allocator: the kind. page_sizes: the least and the greatest. any_page_size, page_offset, checked, lacks:
+    as in Capabilities. misuse: draw calls that the contract forbids, on checked allocators. max_batch: rows
+    in one batch at most, max_wide_batch: in a wide trace. max_row_tokens: what a row grows by at most, wide
+    traces apart, for lanes that pay for each token.
     """
 
     allocator: str
@@ -132,7 +132,7 @@ def _page_size(draw: Draw, space: Space, *, wide: bool) -> int:
     if kind in SINGLE_SLOT:
         return 1
     if kind == "hisparse-v4":
-        sizes = _COMPRESSED_PAGE_SIZES[:7] if wide else _COMPRESSED_PAGE_SIZES
+        sizes: tuple[int, ...] = _COMPRESSED_PAGE_SIZES[:7] if wide else _COMPRESSED_PAGE_SIZES
     elif kind == "swa-ring":
         sizes = _RING_PAGE_SIZES
     elif wide:

@@ -28,11 +28,6 @@ class Step:
     state: State
     exact: bool
 
-    @property
-    def settles_later(self) -> bool:
-        """Whether the target may be ahead of the model, or behind, until a group ends."""
-        return self.model.loose_groups and self.model.in_group and not self.exact
-
     def owners_before(self, side: str = "") -> dict[int, str]:
         """Who had each page of a pool when an allocating call was made (see AllocatorModel.owners)."""
         owners = self.model.owners(side)

@@ -298,7 +298,11 @@ class TensorSubject:
     def _remap(self, call: calls.RemapCall) -> None:
         full, swa = self._input("full_indices", call.full), self._input("swa_indices", call.swa)
         self._call("set_full_to_swa_mapping", full, swa)
-        self._call("clear_full_to_swa_mapping", self._input("full_indices", call.cleared))
+        cleared = self._input("full_indices", call.cleared)
+        if hasattr(self._allocator, "clear_full_to_swa_mapping"):
+            self._call("clear_full_to_swa_mapping", cleared)
+        else:  # as callers did before there was one
+            self._call("set_full_to_swa_mapping", cleared, torch.zeros_like(cleared))
 
     def _buffer(self, call: calls.BufferCall) -> torch.Tensor | None:
         slots = self._input("allocated_indices", call.slots)

@@ -7,6 +7,7 @@ P14 on the order of the lists for exact targets. What is wrong in a second pool 
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Final
 
 from kvproof.impl.targets.protocol import Lists
@@ -21,7 +22,7 @@ REFUSED_BUT: Final = "the call was refused, but "
 def check_available(step: Step) -> Finding | None:
     """P2: available_size is free plus staged pages, in slots."""
     actual, due = step.answer.available, step.model.available
-    if actual == due or step.settles_later:
+    if actual == due:
         return None
     sign, meaning = ("excess", "something was freed twice") if actual > due else ("deficit", "pages leaked")
     return Finding(
@@ -100,8 +101,6 @@ def _of(step: Step, divergences: tuple[str, ...]) -> Finding | None:
 
 def _lists(step: Step) -> Finding | None:
     """The first thing wrong with the lists as sets, worst first in the first pool that has any."""
-    if step.settles_later:
-        return None
     for name in step.model.sides:
         if name not in step.state.sides:
             return Finding(f"side-not-shown ({name})", f"the target does not show its {name} side")
@@ -143,31 +142,27 @@ def check_mapping_size(step: Step) -> Finding | None:
 
 
 def check_mappings(step: Step) -> Finding | None:
-    """P10: the side mappings lead from every live paired slot to its peer, and from nowhere else.
+    """P10: the side mappings lead from every live paired slot to its peer, and from no other live slot.
 
     Entries of pages that an open group holds may be cleared already, or only when it ends.
     """
     for name, due in step.model.mappings.items():
         seen = step.state.mappings[name]
-        if seen == due or step.settles_later:
+        if seen == due:
             continue
         if seen[-1] != -1:
             return Finding(f"mapping-end ({name})", f"the mapping's last entry is {seen[-1]}; expected -1")
-        # A longer mapping serves as well.
-        found = _wrong_entry(step, name, seen[:-1], due[:-1] + [0] * (len(seen) - len(due)))
+        found = _wrong_entry(step, name)
         if found is not None:
             return found
     return None
 
 
-def _wrong_entry(step: Step, name: str, seen: list[int], due: list[int]) -> Finding | None:
-    page_size = step.config.device_page_size if name == "device" else step.model.page_size
-    held = set(step.model.deferred())
-    for index, (is_now, must_be) in enumerate(zip(seen, due, strict=True)):
-        if is_now == must_be or index // page_size in held:
+def _wrong_entry(step: Step, name: str) -> Finding | None:
+    for index, is_now, must_be, owner in _odd_entries(step, name):
+        if owner in _NOBODY:
             continue
-        owner = step.model.owners().get(index // page_size, "nobody")
-        what = f"entry {index} (page {index // page_size}: {owner}) is {is_now}; expected {must_be}"
+        what = f"entry {index} ({owner}) is {is_now}; expected {must_be}"
         if not is_now:
             return Finding(f"live-slot-unmapped ({name})", f"a live slot has no peer: {what}")
         if not must_be:
@@ -176,9 +171,48 @@ def _wrong_entry(step: Step, name: str, seen: list[int], due: list[int]) -> Find
     return None
 
 
+def check_stale(step: Step) -> Finding | None:
+    """P10: releasing a page clears its entries. Nobody is harmed before the page is somebody's again."""
+    for name, entries in stale_entries(step).items():
+        if entries:
+            index = min(entries)
+            message = f"an entry outlives its page: entry {index} is {entries[index]}; expected 0"
+            return Finding(f"stale-entry-of-free-page ({name})", message)
+    return None
+
+
+def stale_entries(step: Step) -> dict[str, dict[int, int]]:
+    """Entries of pages that are nobody's, by side, as far as they were not told of before."""
+    stale: dict[str, dict[int, int]] = {}
+    for name, due in step.model.mappings.items():
+        if step.state.mappings[name] != due:
+            stale[name] = {
+                index: is_now
+                for index, is_now, must_be, owner in _odd_entries(step, name)
+                if owner in _NOBODY and not must_be
+            }
+    return stale
+
+
+def _odd_entries(step: Step, name: str) -> Iterator[tuple[int, int, int, str]]:
+    """(index, value, what is due, whose page) of entries that are not as the model has them, nor known to be
+    stale. A mapping longer than it need be serves as well."""
+    seen, due = step.state.mappings[name][:-1], step.model.mappings[name][:-1]
+    page_size = step.config.device_page_size if name == "device" else step.model.page_size
+    held, known = set(step.model.deferred()), step.model.known_stale(name)
+    owners = step.model.owners()
+    for index, (is_now, must_be) in enumerate(zip_longest(seen, due, fillvalue=0)):
+        page = index // page_size
+        if is_now != must_be and page not in held and known.get(index) != is_now:
+            yield index, is_now, must_be, owners.get(page, "nobody")
+
+
+_NOBODY: Final = ("free", "staged", "nobody")
+
+
 def check_sizes(step: Step) -> Finding | None:
     """P2: what further methods say is available."""
-    for name, due in () if step.settles_later else step.model.sizes.items():
+    for name, due in step.model.sizes.items():
         seen = step.state.sizes.get(name)
         if seen != due:
             return Finding(f"{name}-size", f"{name} size is {seen}; expected {due}")

@@ -6,8 +6,10 @@ import pytest
 
 from kvproof.model import calls, ops
 from kvproof.model.base import AllocatorModel, Outcome
+from kvproof.model.catalogue import model_for
+from kvproof.model.config import ALLOCATORS, Config
 from kvproof.model.ops import MISUSES
-from tests.model.strategies import fresh, lists, new, outcomes, rows
+from tests.model.strategies import fresh, lists, new, outcomes, rows, sides
 
 
 def used_paged() -> AllocatorModel:
@@ -35,6 +37,28 @@ PAGED = {
     "incongruent-last-loc": calls.ExtendCall([6], [7], [8], 1, 0),
 }
 
+SHARED = {
+    kind: PAGED[kind]
+    for kind in (
+        "double-free",
+        "free-part-of-live-page",
+        "free-padding-page",
+        "free-out-of-range",
+        "end-without-begin",
+        "unaligned-segment",
+        "segments-share-page",
+        "incongruent-last-loc",
+    )
+}
+"""Of every kind of which the paged state above looks the same from outside."""
+TAIL = {"tail-too-long": calls.ExtendCall([0], [1], [-1], 1, 1, tail=2)}
+# A's last page is the second: its slots 8 and 9.
+SWA = SHARED | TAIL | {"free-full-of-mapped": calls.FreeCall([8, 9], "free_full")}
+HISPARSE = SHARED | {"unaligned-buffer": calls.BufferCall([4, 5, 6, 7, 8, 9], 5)}
+del HISPARSE["end-without-begin"]  # groups are no-ops there
+# Pages of one slot a block: A's 6 tokens are one complete block, of its page 1. A device page is one slot.
+V4 = SWA
+
 TOKEN = {
     "double-free": calls.FreeCall([4]),
     "free-padding-page": calls.FreeCall([0]),
@@ -43,7 +67,39 @@ TOKEN = {
     "negative-alloc": calls.AllocCall(-1),
     "end-without-begin": calls.GroupEndCall(),
     "segments-share-page": calls.FreeSegmentsCall([([1], 0), ([1], 0)]),
+    "paged-call": calls.ExtendCall([0], [1], [-1], 1, 1),
 }
+PURE = {kind: call for kind, call in TOKEN.items() if kind != "free-pages-twice"} | {
+    "mapping-edit": calls.RemapCall([1], [1], [1])
+}
+MAMBA = {
+    kind: TOKEN[kind] for kind in ("double-free", "free-padding-page", "free-out-of-range", "negative-alloc")
+}
+
+# Pages 2, 4, 6 are of class 0, pages 3, 5, 7 of class 1. A is on pages 2 and 3, B on 4.
+SHARDS = {
+    "double-free": calls.FreeCall([24, 25, 26, 27]),
+    "free-part-of-live-page": calls.FreeCall([8]),
+    "free-padding-page": calls.FreeCall([0]),
+    "free-out-of-range": calls.FreeCall([32]),
+    "end-without-begin": calls.GroupEndCall(),
+    "unaligned-segment": calls.FreeSegmentCall([9, 10, 11, 12, 13], 1),
+    "segments-share-page": calls.FreeSegmentsCall([([8, 9, 10, 11], 0), ([8, 9, 10, 11], 0)]),
+    "unaligned-prefix": calls.ExtendCall([6], [7], [13], 1, 0, bases=[0]),
+}
+
+STATES = {
+    "paged": (Config("paged", 16, 4), new(6, 3), PAGED),
+    "token": (Config("token", 4, 1), new(2, 1), TOKEN),
+    "swa": (Config("swa", 16, 4, swa_size=16), new(6, 3), SWA),
+    "swa-ring": (Config("swa-ring", 16, 4, ring=5, request_rows=1), new(6, 3), SHARED | TAIL),
+    "pure-swa": (Config("pure-swa", 4, 1), new(2, 1), PURE),
+    "hisparse": (Config("hisparse", 16, 4, ratio=1), new(6, 3), HISPARSE),
+    "hisparse-v4": (Config("hisparse-v4", 16, 4, swa_size=16, device_size=4), new(6, 3), V4),
+    "mamba": (Config("mamba", 4, 1), ops.Alloc(3), MAMBA),
+    "page-interleave": (Config("page-interleave", 12, 4, shards=2), new(6, 3), SHARDS),
+}
+"""A pool of each kind, what brings it to a state where A and B live, and every misuse that it then offers."""
 
 
 def fields(call: calls.Call) -> tuple[object, ...]:
@@ -51,22 +107,46 @@ def fields(call: calls.Call) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", MISUSES)
-@pytest.mark.parametrize("allocator", ["paged", "token"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_the_call_is_the_forbidden_one_and_must_be_refused(allocator, kind):
-    if allocator == "paged":
-        model, known = used_paged(), PAGED
-    else:
-        model, known = fresh(4, 1, "token"), TOKEN
-        model.apply(new(2, 1))
-    before = lists(model), rows(model)
+    config, op, known = STATES[allocator]
+    model = model_for(config)
+    model.apply(op)
+    before = lists(model), sides(model), rows(model), model.available
     expectation = model.apply(ops.Misuse(kind))
     if kind in known:
         assert expectation.outcome is Outcome.REFUSED
         assert fields(expectation.call) == fields(known[kind])
     else:
         assert expectation.outcome is Outcome.NOTHING
-    assert (lists(model), rows(model)) == before
-    assert expectation.available == model.available == (4 if allocator == "paged" else 1)
+    assert (lists(model), sides(model), rows(model), model.available) == before
+    assert expectation.available == model.available
+
+
+def test_every_misuse_is_possible_somewhere():
+    possible = {kind for _, _, known in STATES.values() for kind in known}
+    # These need a group, or a row without peers: below.
+    assert possible == {*MISUSES} - {"nested-begin", "free-swa-of-unmapped"}
+
+
+def test_a_row_that_has_lost_its_peers_has_none_to_free():
+    model = model_for(Config("swa", 32, 4, swa_size=32))
+    outcomes(model, new(6, 3), ops.FreeSwa(0))
+    unmapped, mapped = ops.Misuse("free-swa-of-unmapped"), ops.Misuse("free-full-of-mapped")
+    call = model.apply(unmapped).call
+    assert fields(call) == fields(calls.FreeSegmentCall([4, 5, 6, 7, 8, 9], 0, "free_swa_segment"))
+    assert outcomes(model, mapped, ops.Misuse("free-full-of-mapped", 1)) == ["no call", "refused"]
+    # Half a row is enough for the one, and not for the other.
+    outcomes(model, new(8), ops.FreeSwa(2, 0, 4))
+    assert outcomes(model, ops.Misuse("free-swa-of-unmapped", 2)) == ["no call"]
+
+
+def test_a_buffer_of_compressed_slots_is_asked_for_by_them():
+    """11 tokens on pages 1 and 2 of eight are two blocks: compressed slots 2 and 3 of page 1."""
+    model = model_for(Config("hisparse-v4", 64, 8, swa_size=64, device_size=16))
+    model.apply(new(11))
+    call = model.apply(ops.Misuse("unaligned-buffer")).call
+    assert fields(call) == fields(calls.BufferCall([2, 3], 3))
 
 
 def test_only_a_second_begin_needs_an_open_group():

@@ -218,15 +218,15 @@ class DevicePools(LinkedPools):
         return None
 
     def buffer(self, slots: list[int], need: int) -> list[int] | None:
+        """slots: of the mapping's own kind, compressed where it is."""
         link = self.links["device"]
         ps = link.pool.config.page_size
-        entries = link.entries(slots)
-        own = link.pool.touched(link.mapping[entry] for entry in entries if link.mapping[entry])
+        own = link.pool.touched(link.mapping[entry] for entry in slots if link.mapping[entry])
         pages = need // ps
         extra = link.pool.alloc(max(pages - len(own), 0) * ps)
         if extra is None:
             return None
-        for entry in entries:
+        for entry in slots:
             link.mapping[entry] = 0
         surplus = max(len(own) - pages, 0)
         kept, spare = own[: len(own) - surplus], own[len(own) - surplus :]
@@ -276,3 +276,9 @@ class CompressedPools(DevicePools, SwaPools):
         config, ps = self.config, self.config.page_size // 4
         device = Link(self.side(config.device_size, ps), config.size // 4 + ps, 4)
         return super().link() | {"device": device}
+
+    def begin(self) -> None:
+        """A group holds all frees, or those of pages and not of the device's."""
+        super().begin()
+        if not self.style.late:
+            self.links["device"].pool.held = None

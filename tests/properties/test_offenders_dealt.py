@@ -10,13 +10,11 @@ from kvproof.model import calls, ops
 from kvproof.model.config import Config
 from tests.model.strategies import new
 from tests.properties.dealt_pools import ShardPools, StatePool
-from tests.properties.offence import Offence, assert_found_from_zero, assert_named
+from tests.properties.offence import STANDING, Offence, assert_found_from_zero, assert_named
 
 MAMBA = Config("mamba", 4, 1)
 SHARDS = Config("page-interleave", 8, 4, shards=2)  # class 0: pages 2, 4; class 1: pages 3, 5
 ONE_EACH = Config("page-interleave", 4, 4, shards=2)
-STANDING = ("P1", "P2", "P6", "P9", "P11")
-"""What is wrong before the first call comes to light by any."""
 
 
 # --- state slots ----------------------------------------------------------------------------------
@@ -88,7 +86,13 @@ class ServesTwice(StatePool):
 
 
 MAMBA_OFFENCES = [
-    Offence(HandsOutDummy, MAMBA, (ops.Alloc(1),), ("P3", "padding-page-handed-out"), also=STANDING),
+    Offence(
+        HandsOutDummy,
+        MAMBA,
+        (ops.Alloc(1),),
+        ("P3", "padding-page-handed-out"),
+        also=(*STANDING, "P1", "P2", "P9"),
+    ),
     Offence(
         BeginLosesRest,
         MAMBA,
@@ -108,6 +112,7 @@ MAMBA_OFFENCES = [
         MAMBA,
         (ops.AllocGroupBegin(1), ops.Clear(), ops.Alloc(1)),
         ("P1", "owned-page-in-free-list"),
+        also=("P2",),
         budget=20_000,
     ),
     Offence(
@@ -225,10 +230,10 @@ SHARD_OFFENCES = [
     Offence(KeepsBases, SHARDS, (new(4),), ("P14", "rotation-bases")),
     Offence(RefusalDraws, SHARDS, (new(24),), ("P6", "refusal-changed-state: rotation-bases")),
     Offence(RefusalTakes, ONE_EACH, (new(12),), ("P6", "refusal-changed-state: available-deficit")),
-    Offence(CountsAll, SHARDS, (new(4),), ("P2", "available-excess"), also=("P6",)),
+    Offence(CountsAll, SHARDS, (new(4),), ("P2", "available-excess"), also=STANDING),
     Offence(AggregateOfLeast, SHARDS, (new(4),), ("P2", "aggregate-size")),
     # Page 1 is padding as well, and is there from the beginning; the chain begins in its class.
-    Offence(PaddingOfOne, SHARDS, (ops.Chain(1, 4),), ("P3", "padding-page-handed-out"), also=("P6", "P11")),
+    Offence(PaddingOfOne, SHARDS, (ops.Chain(1, 4),), ("P3", "padding-page-handed-out"), also=STANDING),
     Offence(
         FreesToFirst,
         SHARDS,

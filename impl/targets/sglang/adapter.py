@@ -42,7 +42,7 @@ _CALLS_OF_OP: Final = {
     "FreeSwaSegment": ("free_swa_segment",),
     "FreeFull": ("free_full",),
     "FreeFullSegment": ("free_full_segment",),
-    "Remap": ("set_full_to_swa_mapping", "clear_full_to_swa_mapping"),
+    "Remap": ("set_full_to_swa_mapping",),
     "ExtendLogical": ("alloc_logical_only",),
     "FreeDevice": ("free_hisparse",),
     "DeviceBuffer": ("alloc_device_buffer",),
