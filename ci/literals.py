@@ -1,4 +1,5 @@
-"""Statements as source text, laid out as ruff's formatter does it: whole where they fit, else one item a line.
+"""Statements as source text, laid out as ruff's formatter does it: whole where they fit; else a call's
+arguments on one line of their own, if they fit there; else one item a line.
 
 Covers what scripts are made of: assignments and calls with literal arguments. Not a formatter for Python.
 """
@@ -77,7 +78,7 @@ def _laid_out(value: "str | Group", margin: str, after: str) -> list[str]:
         return [whole]
     inner = f"{margin}    {', '.join(map(str, value.items))}"
     lines = [f"{margin}{value.open}"]
-    if len(inner) <= WIDTH and not value.each and not _is_tall(value):
+    if value.open.endswith("(") and len(inner) <= WIDTH and not _is_tall(value):
         lines.append(inner)
     else:
         for item in value.items:

@@ -9,7 +9,7 @@ from shlex import quote
 from kvproof.ci.isolation import RUNS_TO_GROW
 from kvproof.corpus.format import op_name
 from kvproof.model.config import Config
-from kvproof.model.ops import NEW_ROW, Extend, Op
+from kvproof.model.ops import NEW_ROW, Extend, ExtendLogical, Op
 from kvproof.model.trace import Trace
 from kvproof.properties.catalogue import by_id
 from kvproof.properties.failure import OUT_OF_MEMORY, Failure
@@ -17,6 +17,7 @@ from kvproof.properties.pagemap import PageMaps
 
 _MOST_OPS = 40
 _MOST_ENTRIES = 12
+_SIDES = ("swa_size", "device_size", "ratio", "shards", "ring", "request_rows")
 
 
 def replay_line(path: str, flags: str, failure: Failure) -> str:
@@ -29,7 +30,7 @@ def replay_line(path: str, flags: str, failure: Failure) -> str:
 def op_text(op: Op) -> str:
     """One op on one line: "extend new +33, row 0 +1"."""
     name = op_name(type(op))
-    if isinstance(op, Extend):
+    if isinstance(op, (Extend, ExtendLogical)):
         entries = [f"{'new' if row <= NEW_ROW else f'row {row}'} +{tokens}" for row, tokens in op.entries]
         return f"{name} {_listed(entries)}" if entries else f"{name} nothing"
     details = []
@@ -52,6 +53,9 @@ def _listed(entries: list[str]) -> str:
 def config_text(config: Config) -> str:
     """The config on one line, defaults left out."""
     text = f"{config.allocator}, {config.num_pages} pages of {config.page_size}, size {config.size}"
+    for name in _SIDES:
+        if value := getattr(config, name):
+            text += f", {name} {value}"
     if config.need_sort:
         text += ", need_sort"
     if config.checked:

@@ -27,8 +27,10 @@ from kvproof.properties.replay import is_relation
 
 _WIDTH: Final = 100
 _INDENT: Final = 4
+_LONGEST: Final = 600
 
 _OUTSIDE: Final = ("read-out-of-bounds", "write-out-of-bounds")
+_NOT_FORWARDED: Final = "not-forwarded"
 _FILLED: Final = ("unwritten", "uninitialised-read", "guard-words")
 _NEED_US: Final = (
     *("double-write", "write-over-other-programs-write", "read-of-other-programs-write"),
@@ -84,7 +86,7 @@ class _Writer:
         seen = {damage.kind for record in records for damage in record.answer.damage}
         self._undefined = self._interpreted and self._kind == "undefined-lane-used"
         self._watched = self._interpreted and (self._undefined or not seen.isdisjoint(_OUTSIDE))
-        self._filled = self._kind in _FILLED
+        self._filled = self._undefined or self._kind in _FILLED
         promised = records[-1].model.sizes
         self._sizes = {name: text for name, text in spelling.sizes.items() if name in promised}
         self._lines: list[str] = []
@@ -129,10 +131,9 @@ class _Writer:
     def _before(self) -> str:
         """Imports, constants and the environment."""
         modules = ["ast", "contextlib", "functools", "importlib.abc", "importlib.machinery", "importlib.util"]
-        modules += ["inspect"]
-        modules += ["itertools"] if self._undefined else []
+        modules += ["inspect", *(["itertools"] if self._undefined else []), "json"]
         lines = [f"import {name}" for name in [*modules, "os", "sys"]]
-        lines += ["from pathlib import Path"]
+        lines += ["from collections import Counter", "from pathlib import Path"]
         simple = any("SimpleNamespace" in line for line in [*self._lines, *self._spelling.build])
         lines += [f"from types import ModuleType{', SimpleNamespace' if simple else ''}", ""]
         if self._device == "cpu":
@@ -164,6 +165,8 @@ class _Writer:
     def _reproduce(self) -> None:
         self._lines.append("def reproduce():")
         spelling = self._spelling
+        for module in spelling.first:
+            self._add(f"import {module}  # noqa: F401 - the modules below import each other")
         for module in dict.fromkeys(module for module, _ in spelling.imports):
             names = sorted({name for home, name in spelling.imports if home == module})
             self._import(module, names)
@@ -229,11 +232,16 @@ class _Writer:
     # --- calls ------------------------------------------------------------------------------------
 
     def _earlier(self, number: int, record: Record) -> None:
+        if isinstance(record.op, Misuse) and isinstance(record.answer.error, AttributeError):
+            return  # there is no such method
         written = self._calls.write(number, record)
         self._comment(f"Call {number}: {written.told}")
         for before, value in written.given:
             self._put(before, value)
-        if written.call is not None:
+        if written.call is not None and record.answer.error is not None:
+            self._comment(f"  refused, as it should be: {type(record.answer.error).__name__}")
+            self._put("", written.call)
+        elif written.call is not None:
             self._put("answer = ", written.call)
             then: str | Group = "None" if record.answer.slots is None else numbers(record.answer.slots)
             self._put("", call("on_course", str(number), "answer", then))
@@ -336,9 +344,14 @@ class _Writer:
 
     def _instruments(self, given: list[tuple[str, str | Group]]) -> None:
         if self._watched and (self._undefined or self._failure.property_id == "P7"):
-            self._add('compare("accesses outside their tensors", [], memory.strays)')
-        if self._filled:
+            self._add('compare("accesses outside their tensors", [], memory.strays[:4])')
+        if self._kind in _FILLED:
             self._add('compare("changed around the tensors of torch.empty", [], around())')
+        if self._kind == _NOT_FORWARDED:
+            missing = self._failure.message.rpartition(" lacks ")[2].split(", ")
+            self._put("names = ", listed([f'"{name}"' for name in missing]))
+            self._add("missing = [name for name in names if not hasattr(allocator, name)]")
+            self._add('compare("what the wrapped allocator has and this has not", [], missing)')
         if self._kind == "input-changed":
             for before, value in given:
                 name = before.removesuffix(" = ")
@@ -373,7 +386,8 @@ class _Writer:
         self._lines += statement(before, value, _INDENT + deeper)
 
     def _comment(self, text: str) -> None:
-        for line in textwrap.wrap(_plain(text), _WIDTH, break_on_hyphens=False, subsequent_indent="  "):
+        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+        for line in textwrap.wrap(_plain(short), _WIDTH, break_on_hyphens=False, subsequent_indent="  "):
             self._add(f"# {line}")
 
     def _tidy(self) -> None:
@@ -407,7 +421,7 @@ def _bases(bases: list[int | None]) -> Group:
     return listed([str(base) for base in bases])
 
 
-def _compare_slots(what: str, due: Group, got: str, part: Part, state: str | None) -> Group:
+def _compare_slots(what: str, due: str | Group, got: str, part: Part, state: str | None) -> Group:
     rows = listed([f"({row.prefix}, {row.seq}, {row.last})" for row in part.rows])
     return call(
         "compare_slots",

@@ -126,7 +126,8 @@ class HisparseSides(ABC):
         added from the front of the free list, staged pages merged in when it is too short.
 
         Returns [need_size] int64 device slots, or None when too few are free; then everything, the mapping
-        included, is as it was but for the merge. Synchronises. Raises AllocatorError unless need_size is a number of whole pages.
+        included, is as it was but for the merge. Synchronises. Raises AllocatorError unless need_size is a
+        number of whole pages.
         """
         call = "alloc_device_buffer"
         device, ps = self.hisparse_attn_allocator, self.hisparse_page_size
@@ -156,7 +157,7 @@ class HisparseSides(ABC):
             fresh = device.free_pages[:extra].unsqueeze(1) * ps + torch.arange(ps, device=own.device)
             buffer = torch.cat((own, own[-1:] + room, fresh.reshape(-1)))
         else:
-            buffer = own[:need_size].clone()
+            buffer = own[:need_size]
         new_pages = device.free_pages[:extra]
         device.free_pages = device.free_pages[extra:]
         if count > need_size:

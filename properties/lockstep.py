@@ -183,14 +183,14 @@ class Lockstep:
         return Step(self._index, op, self.config, self.model, expectation, answer, state, self._exact)
 
     def _judge(self, step: Step) -> Failure | None:
-        if self.model.in_group and not self._exact:
-            self._adopt_releases(step)
+        self._adopt_releases(step)
         if isinstance(step.op, Misuse):
             return self._judge_misuse(step.op, step)
         failure = self._ask(ANSWER_CHECKS, step)
         if failure is not None:
             return failure
         self._adopt(step)
+        self._adopt_releases(step)  # those of the choice just adopted
         failure = self._ask(STATE_CHECKS, step)
         if not self.spoilt and self.model.mappings:
             self.model.adopt_stale(stale_entries(step))
@@ -198,6 +198,8 @@ class Lockstep:
 
     def _adopt_releases(self, step: Step) -> None:
         """A target may let a group's frees act at once."""
+        if self._exact or not self.model.in_group:
+            return
         lists = {"": set(step.state.free) | set(step.state.staged)}
         for name, side in step.state.sides.items():
             lists[name] = set(side.free) | set(side.staged)

@@ -158,7 +158,11 @@ def _is_of_the_latest(slots: list[int], model: AllocatorModel) -> bool:
     """Whether the model has given a buffer just these pages: then it has taken over the target's choice."""
     buffers: list[list[int]] = getattr(model, "buffers", [])
     page_size = model.config.device_page_size
-    return bool(buffers) and list(dict.fromkeys(slot // page_size for slot in slots)) == buffers[-1]
+    return (
+        bool(buffers)
+        and len(set(slots)) == len(slots)
+        and list(dict.fromkeys(slot // page_size for slot in slots)) == buffers[-1]
+    )
 
 
 def _parts(expectation: Expectation, model: AllocatorModel, free: Mapping[str, list[int]]) -> dict[str, Part]:

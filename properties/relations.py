@@ -88,7 +88,7 @@ def _other_frees(trace: Trace) -> Trace | None:
                 length = model.rows[row % live].length
                 keep = start % (length + 1) // ps
                 varied.append(ops.FreePages(row, keep) if by_page else ops.Free((row,), keep * ps))
-            case ops.FreePages(row, keep) if live:
+            case ops.FreePages(row, keep) if live and by_page:
                 target = model.rows[row % live]
                 varied.append(ops.Free((row,), min(keep % (len(target.pages) + 1) * ps, target.length)))
             case _:

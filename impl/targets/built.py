@@ -52,7 +52,7 @@ _EVERYWHERE: Final = frozenset(
 )
 _SINGLE: Final = frozenset({"free", "free_swa", "free_full", "free_group_end"})
 # Segments too are split by owner, or release a set on the device's side.
-_SEGMENTS: Final = frozenset({"free_segment", "free_segments"})
+_SEGMENTS: Final = frozenset({"free_segment", "free_segments", "free_full_segment"})
 
 Classes = Mapping[str, type[Any]]
 """Allocator classes by kind."""

@@ -144,7 +144,8 @@ def check_mapping_size(step: Step) -> Finding | None:
 def check_mappings(step: Step) -> Finding | None:
     """P10: the side mappings lead from every live paired slot to its peer, and from no other live slot.
 
-    Entries of pages that an open group holds may be cleared already, or only when it ends.
+    What an open group holds may be cleared already, or only when it ends: entries of pages it holds, and
+    entries that lead to them.
     """
     for name, due in step.model.mappings.items():
         seen = step.state.mappings[name]
@@ -200,10 +201,13 @@ def _odd_entries(step: Step, name: str) -> Iterator[tuple[int, int, int, str]]:
     seen, due = step.state.mappings[name][:-1], step.model.mappings[name][:-1]
     page_size = step.config.device_page_size if name == "device" else step.model.page_size
     held, known = set(step.model.deferred()), step.model.known_stale(name)
+    held_there = set(step.model.sides[name].deferred()) if name in step.model.sides else set()
     owners = step.model.owners()
     for index, (is_now, must_be) in enumerate(zip_longest(seen, due, fillvalue=0)):
         page = index // page_size
-        if is_now != must_be and page not in held and known.get(index) != is_now:
+        if is_now == must_be or page in held or known.get(index) == is_now:
+            continue
+        if must_be or is_now // page_size not in held_there:
             yield index, is_now, must_be, owners.get(page, "nobody")
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
+from typing import ClassVar
 
+import msgspec
 import pytest
 
 from kvproof.ci import campaign, confirm, events, wire
@@ -17,7 +19,7 @@ from kvproof.ci.folder import FolderReporter, open_folder
 from kvproof.ci.process import Worker
 from kvproof.corpus.known import Known
 from kvproof.model.config import ALLOCATORS
-from kvproof.model.errors import InfrastructureError
+from kvproof.model.errors import InfrastructureError, UserError
 from kvproof.properties.lanes import EVERYWHERE, lane_for
 from tests.ci.local import LocalWorker
 
@@ -25,11 +27,14 @@ SEEDED = replace(lane_for("seeded", device="cpu"), lease_ops=300)
 HYPOTHESIS = replace(lane_for("hypothesis", device="cpu"), lease_ops=30)
 
 
+TWO = ("token", "paged")
+
+
 def plan(
     target="null",
     *,
     lanes=(SEEDED,),
-    allocators=ALLOCATORS,
+    allocators=TWO,
     leases=6,
     seconds=None,
     seed=5,
@@ -88,10 +93,37 @@ def test_a_round_gives_each_lane_and_allocator_its_share():
     assert len(set(turns[: len(counts)])) == len(counts)
 
 
-def test_the_token_allocator_is_audited_only_when_nothing_else_is_asked_for():
+def test_every_kind_has_its_share():
+    """Kinds with more sides have more to go wrong."""
+    turns = plan(lanes=(SEEDED,), allocators=ALLOCATORS).turns()
+    counts = Counter(allocator for _, allocator in turns)
+    each = 2  # of the seeded lane itself
+    assert counts == {
+        "paged": 3 * each,
+        "token": each,
+        "swa": 4 * each,
+        "swa-ring": each,
+        "pure-swa": each,
+        "hisparse": 2 * each,
+        "hisparse-v4": 2 * each,
+        "mamba": each,
+        "page-interleave": 2 * each,
+    }
+    assert [allocator for _, allocator in turns[: len(ALLOCATORS)]] == list(ALLOCATORS)
+
+
+def test_what_launches_nothing_is_audited_only_when_nothing_else_is_asked_for():
     audited = lane_for("audited", device="cpu")
-    assert {allocator for _, allocator in plan(lanes=(audited,)).turns()} == set(ALLOCATORS)
-    assert {allocator for _, allocator in plan(lanes=(audited,), allocators=("token",)).turns()} == {"token"}
+
+    def audits(lanes, allocators):
+        turns = plan(lanes=lanes, allocators=allocators).turns()
+        return {allocator for lane, allocator in turns if lane is audited}
+
+    nothing = {"token", "pure-swa", "mamba"}
+    assert audits((audited,), ALLOCATORS) == set(ALLOCATORS)
+    assert audits((audited,), ("token",)) == {"token"}
+    assert audits((SEEDED, audited), ALLOCATORS) == {*ALLOCATORS} - nothing
+    assert audits((SEEDED, audited), ("mamba",)) == set()
 
 
 # --- what it tells, and how it ends ----------------------------------------------------------------
@@ -103,7 +135,8 @@ def test_a_clean_campaign_ends_with_0():
     (started,), (finished,) = log.of(events.Started), log.of(events.Finished)
     assert log.events[0] is started
     assert log.events[-1] is finished
-    assert (started.target, started.seed, started.workers, started.allocators) == ("null", 5, 1, ALLOCATORS)
+    assert (started.target, started.seed, started.workers) == ("null", 5, 1)
+    assert (started.allocators, started.absent) == (TWO, ())
     assert started.controls[0] == "canary"
     assert len(started.controls) == 4
     assert (finished.exit_code, finished.leases, finished.problems) == (0, 6, [])
@@ -112,6 +145,61 @@ def test_a_clean_campaign_ends_with_0():
     assert [event.allocator for event in done] == ["token", "paged", "token", "paged", "paged", "paged"]
     assert sum(finished.checked.values()) == sum(event.verdict.checked for event in done) == done[-1].checked
     assert all(worker.closed for worker in LocalWorker.made)
+
+
+class Fewer(LocalWorker):
+    """A target that has two kinds. lacks_of: of its capabilities."""
+
+    lacks_of: ClassVar[dict[str, frozenset[str]]] = {}
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        fewer = replace(self.ready.capabilities, allocators=TWO, lacks_of=self.lacks_of)
+        self.ready = msgspec.structs.replace(self.ready, capabilities=fewer)
+
+
+def test_kinds_that_the_target_lacks_are_left_out_and_told(monkeypatch):
+    monkeypatch.setattr(campaign, "Worker", Fewer)
+    status, log = run(plan(allocators=("swa", "token", "mamba", "paged"), leases=5))
+    assert status == 0
+    (started,) = log.of(events.Started)
+    assert (started.allocators, started.absent) == (("token", "paged"), ("swa", "mamba"))
+    # Lease numbers have no holes: the round is that of the kinds that are there.
+    done = log.of(events.LeaseFinished)
+    assert [event.allocator for event in done] == ["token", "paged", "token", "paged", "paged"]
+
+
+def test_a_campaign_of_kinds_that_the_target_lacks_is_bad_input(monkeypatch):
+    monkeypatch.setattr(campaign, "Worker", Fewer)
+    words = "null has no allocator of kind swa, mamba; it has paged, token"
+    with pytest.raises(UserError, match=f"^{words}$") as caught:
+        run(plan(allocators=("swa", "mamba")))
+    assert caught.value.exit_code == 2
+    assert all(worker.closed for worker in LocalWorker.made)
+
+
+def test_a_call_that_one_kind_lacks_is_told_only_when_it_was_skipped(monkeypatch):
+    """What every kind lacks is told in any case."""
+    monkeypatch.setattr(campaign, "Worker", Fewer)
+    lacks_of = {"token": frozenset({"Resize", "FreePages"}), "paged": frozenset({"Resize", "Remap"})}
+    monkeypatch.setattr(Fewer, "lacks_of", lacks_of)
+    _, log = run(plan())
+    assert log.of(events.Finished)[0].skipped == {"Resize": 0}
+
+
+def test_workers_are_told_which_kinds_they_will_be_asked_for():
+    """SGLang loads no others. To confirm a failure takes one."""
+    run(plan("planted:padding-page-free"))
+    confirming = [
+        worker for worker in LocalWorker.made if any(isinstance(ask, wire.Confirm) for ask in worker.asked)
+    ]
+    assert confirming
+    for worker in LocalWorker.made:
+        if worker in confirming:
+            ((ask),) = worker.asked
+            assert worker.seat.allocators == (wire.trace_of(ask.trace).config.allocator,)
+        else:
+            assert worker.seat.allocators == TWO
 
 
 def test_a_new_failure_ends_with_1_and_is_confirmed_in_a_process_of_its_own():

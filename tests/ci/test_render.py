@@ -10,6 +10,7 @@ from kvproof.model.config import Config
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 from kvproof.properties.pagemap import PageMaps
+from tests.model import strategies
 from tests.model.strategies import new
 
 POOL = Config("paged", 16, 4)
@@ -27,7 +28,11 @@ POOL = Config("paged", 16, 4)
         (ops.Free((1,), 2, False), "free rows 1 keep 2"),
         (ops.FreeSegments(1, 2, (3,)), "free-segments row 1 start 2 cuts 3"),
         (ops.GroupBegin(), "group-begin"),
-        (ops.Resize(3, 1), "resize pages 3 spare 1"),
+        (ops.Resize(3, 1), "resize pages 3 spare 1 side 0"),
+        (ops.Resize(3, 1, 2), "resize pages 3 spare 1 side 2"),
+        (ops.ExtendLogical(((-1, 33), (0, 1))), "extend-logical new +33, row 0 +1"),
+        (ops.ExtendTail(1, 9, 2), "extend-tail row 1 tokens 9 tail 2"),
+        (ops.Remap(0, 1, 2, 3), "remap row 0 donor 1 start 2 pages 3"),
         (ops.Misuse("double-free", 2), "misuse kind double-free row 2"),
         (ops.Decode(tuple(range(20))), "decode rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … 8 more"),
     ],
@@ -50,6 +55,22 @@ def test_an_op_is_one_line(op, text):
 )
 def test_a_config_is_one_line_without_its_defaults(config, text):
     assert config_text(config) == text
+
+
+@pytest.mark.parametrize(
+    ("allocator", "text"),
+    [
+        ("swa", "swa, 8 pages of 4, size 32, swa_size 24"),
+        ("swa-ring", "swa-ring, 8 pages of 4, size 32, ring 5, request_rows 3"),
+        ("pure-swa", "pure-swa, 8 pages of 1, size 8"),
+        ("hisparse", "hisparse, 8 pages of 4, size 16, ratio 2"),
+        ("hisparse-v4", "hisparse-v4, 8 pages of 8, size 64, swa_size 48, device_size 12"),
+        ("mamba", "mamba, 8 pages of 1, size 8"),
+        ("page-interleave", "page-interleave, 4 pages of 4, size 16, shards 2"),
+    ],
+)
+def test_a_config_names_its_sides(allocator, text):
+    assert config_text(strategies.SMALL[allocator]) == text
 
 
 def test_a_heading_names_fingerprint_property_and_fault():

@@ -11,6 +11,7 @@ from kvproof.ci import targets, wire
 from kvproof.impl.targets.protocol import Capabilities
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
 from kvproof.impl.targets.sglang.releases import SUPPORTED
+from kvproof.model.config import ALLOCATORS
 from kvproof.model.errors import InfrastructureError
 
 OLD, NEW, BROKEN = SUPPORTED[0], SUPPORTED[-1], SUPPORTED[1]
@@ -19,15 +20,20 @@ OLD, NEW, BROKEN = SUPPORTED[0], SUPPORTED[-1], SUPPORTED[1]
 class _Worker:
     """Loads the oldest and the newest release; the second breaks."""
 
-    def __init__(self, name, lane):
+    def __init__(self, name, lane, seat):
         assert lane.name == "seeded"
+        # Every kind is loaded, or what a kind lacks or needs would not be known.
+        assert seat.allocators == ALLOCATORS
         version = name.removeprefix("sglang==")
         if version == BROKEN:
             raise InfrastructureError(f"{name} cannot be loaded: no orjson")
-        lacks = frozenset({"Resize", "FreePages"}) if version == OLD else frozenset()
+        capabilities = Capabilities(ALLOCATORS, lacks_of={"swa": frozenset({"Remap"})})
+        if version == OLD:
+            lacks = {"token": frozenset({"Resize"}), "paged": frozenset({"Resize", "FreePages"})}
+            capabilities = Capabilities(("token", "paged"), lacks_of=lacks)
         stood_in = ("sgl_kernel",) if version == OLD else ()
         path = "kernels" if version == OLD else "torch"
-        self.ready = wire.Ready(name, f"sglang {version}", path, Capabilities(("paged",), lacks), stood_in)
+        self.ready = wire.Ready(name, f"sglang {version}", path, capabilities, stood_in)
 
     def __enter__(self):
         return self
@@ -51,8 +57,13 @@ def test_targets_and_releases_are_listed(machine, capsys):
     lines = capsys.readouterr().out.splitlines()
     for name in ("canary", "kvproof", "null", "planted", "reference", "sglang"):
         assert any(line.startswith(f"{name} ") for line in lines)
-    assert f"sglang=={OLD}    loads; kernels; no FreePages, Resize; stood in: sgl_kernel" in lines
-    assert f"sglang=={NEW}         loads; torch path and kernels; stood in: nothing" in lines
+    assert (
+        f"sglang=={OLD}    loads; kernels; has token, paged; no FreePages, Resize; stood in: sgl_kernel"
+        in lines
+    )
+    kinds = ", ".join(ALLOCATORS)
+    new = f"sglang=={NEW}         loads; torch path and kernels; has {kinds}; stood in: nothing"
+    assert new in lines
     assert sum(line.endswith("not fetched") for line in lines) == len(SUPPORTED) - 2
     assert lines[-1] == "fetch and load every supported release with `kvproof targets --fetch`"
 
@@ -89,7 +100,9 @@ def test_json(machine, capsys):
         "name": f"sglang=={OLD}",
         "state": "loads",
         "torch_path": False,
+        "allocators": ["token", "paged"],
         "lacks": ["FreePages", "Resize"],
         "stood_in": ["sgl_kernel"],
     }
+    assert releases[f"sglang=={NEW}"]["allocators"] == list(ALLOCATORS)
     assert releases[f"sglang=={NEW}"]["torch_path"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def test_the_seed_stands_at_the_top():
         "workers     1",
         "controls    caught canary",
     ]
+
+
+def test_what_the_target_has_not_is_said():
+    started = replace(STARTED, allocators=("token", "paged"), absent=("swa", "mamba"))
+    lines = told(started).splitlines()
+    assert lines[1:3] == ["allocators  token, paged", "absent      swa, mamba (this target has none)"]
 
 
 def test_what_was_stood_in_is_said():

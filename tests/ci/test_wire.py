@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from kvproof.ci import wire
 from kvproof.impl.targets.null import Null
 from kvproof.impl.targets.planted.target import Planted
-from kvproof.impl.targets.protocol import Ticket
+from kvproof.impl.targets.protocol import Capabilities, Ticket
 from kvproof.model import ops
 from kvproof.model.config import Config
 from kvproof.model.errors import UserError
@@ -27,6 +29,15 @@ TRACE = Trace(Config("paged", 16, 4), (new(3, 4), ops.Free((0,), 1, 1)), Origin(
 TEXT = wire.text_of(TRACE)
 SPACE = space_for(Null(Ticket()).capabilities, "paged", misuse=True, slow=True)
 
+SWA_SPACE = space_for(
+    replace(
+        Null.capabilities,
+        lacks_of={"swa": frozenset({"Remap"}), "mamba": frozenset({"AllocGroupBegin"})},
+        page_sizes={"swa": (1, 1)},
+    ),
+    "swa",
+)
+
 PART = wire.LeaseDone(
     0, "seeded", 1, 2, 3, 4, {"Alloc": 1}, {"double-free": "x"}, {"GROWN": 1}, {"a": 1},
     [wire.FoundLine(FAILURE, TEXT)],
@@ -34,16 +45,27 @@ PART = wire.LeaseDone(
 
 REQUESTS = [
     wire.Setup("sglang@a b", "kernels", "cpu", True, "my folder/ñ.journal", "end", "a.log"),
+    wire.Setup("sglang", "auto", "cpu", False, "a.journal", allocators=("paged", "swa")),
     wire.Revive(),
     wire.RunLease(Lease(3, 1 << 40, "null", "seeded", SPACE, 100, 7)),
     wire.RunLease(Lease(3, 1 << 40, "null", "seeded", SPACE, 100, 7), 12, 88),
     wire.Confirm(TEXT, FAILURE, 3, 100),
     wire.Replay(TEXT, 2),
     wire.Replay(TEXT, 2, FAILURE),
+    wire.RunLease(Lease(3, 1, "null", "seeded", SWA_SPACE, 100, 7)),
+    wire.Script(TEXT, ("0123abcd", "P1"), "cpu"),
     wire.RunControls(),
 ]
 REPLIES = [
     wire.Ready("null", "null", "model", Null.capabilities, ("sgl_kernel",)),
+    wire.Ready(
+        "sglang==1",
+        "sglang 1",
+        "torch",
+        Capabilities(("token", "swa"), lacks_of={"swa": frozenset({"Remap"})}, page_sizes={"swa": (1, 1)}),
+        (),
+    ),
+    wire.Scripted("import torch\n", FAILURE),
     wire.Born(7, forks=True),
     wire.Gone(-11),
     wire.Refused("no", 2),

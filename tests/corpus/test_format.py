@@ -21,7 +21,7 @@ from kvproof.model.errors import UserError
 from kvproof.model.ops import OP_TYPES
 from kvproof.model.trace import Origin, Trace
 from kvproof.properties import generate, space
-from tests.model.strategies import configs, op_lists
+from tests.model.strategies import SMALL, configs, op_lists
 
 PINNED = b"""{
   "format": 1,
@@ -46,6 +46,69 @@ PINNED = b"""{
   "evidence": {"fingerprint":"0123abcd","property":"P1","op":"Free","divergence":"x","step":12,"message":"m"}
 }
 """
+
+PINNED_FAMILY = b"""{
+  "format": 1,
+  "config": {"allocator":"hisparse-v4","size":64,"page_size":8,"swa_size":48,"device_size":12},
+  "ops": [
+    {"op":"extend-tail","row":-1,"tokens":9,"tail":2},
+    {"op":"extend-logical","entries":[[-1,5]]},
+    {"op":"free-swa","row":1,"start":3,"tokens":2},
+    {"op":"free-swa-segment","row":0,"start":8},
+    {"op":"free-full","row":0,"keep":8},
+    {"op":"free-full-segment","row":0},
+    {"op":"remap","row":0,"donor":1,"pages":1},
+    {"op":"free-device","row":0,"tokens":4},
+    {"op":"device-buffer","row":1,"pages":2},
+    {"op":"free-buffer"},
+    {"op":"resize","pages":6,"side":4},
+    {"op":"alloc-group-begin","slots":3},
+    {"op":"alloc-group-end"},
+    {"op":"chain","base":1,"tokens":16}
+  ],
+  "origin": {}
+}
+"""
+
+FAMILY = TraceFile(
+    Trace(
+        Config("hisparse-v4", 64, 8, swa_size=48, device_size=12),
+        (
+            ops.ExtendTail(-1, 9, 2),
+            ops.ExtendLogical(((-1, 5),)),
+            ops.FreeSwa(1, 3, 2),
+            ops.FreeSwaSegment(0, 8),
+            ops.FreeFull(0, 8),
+            ops.FreeFullSegment(0),
+            ops.Remap(0, 1, 0, 1),
+            ops.FreeDevice(0, 0, 4),
+            ops.DeviceBuffer(1, 2),
+            ops.FreeBuffer(),
+            ops.Resize(6, 0, 4),
+            ops.AllocGroupBegin(3),
+            ops.AllocGroupEnd(),
+            ops.Chain(1, 16),
+        ),
+    )
+)
+"""Any op may stand in any trace: one that a kind does not know comes to nothing there."""
+
+SIDES = {
+    "swa": b'"size":32,"page_size":4,"swa_size":24',
+    "swa-ring": b'"size":32,"page_size":4,"ring":5,"request_rows":3',
+    "pure-swa": b'"size":8,"page_size":1',
+    "hisparse": b'"size":16,"page_size":4,"ratio":2',
+    "mamba": b'"size":8,"page_size":1',
+    "page-interleave": b'"size":16,"page_size":4,"shards":2',
+}
+
+
+@pytest.mark.parametrize("allocator", SIDES)
+def test_what_a_config_says_of_its_sides_is_pinned(allocator):
+    written = encode(TraceFile(Trace(SMALL[allocator], ())))
+    assert b'"config": {"allocator":"%s",%s},\n' % (allocator.encode(), SIDES[allocator]) in written
+    assert decode(written, "x").trace.config == SMALL[allocator]
+
 
 FILE = TraceFile(
     Trace(
@@ -73,9 +136,10 @@ FILE = TraceFile(
 
 
 def test_version_1_is_pinned_in_both_directions():
-    assert {type(op) for op in FILE.trace.ops} == set(OP_TYPES)
-    assert encode(FILE) == PINNED
-    assert decode(PINNED, "pinned.json") == FILE
+    assert {type(op) for file in (FILE, FAMILY) for op in file.trace.ops} == set(OP_TYPES)
+    for file, pinned in ((FILE, PINNED), (FAMILY, PINNED_FAMILY)):
+        assert encode(file) == pinned
+        assert decode(pinned, "pinned.json") == file
 
 
 def test_op_names():
@@ -153,13 +217,25 @@ DAMAGE = [
     (b'"step":12', b'"steps":12', r"\$\.evidence"),
     (b'"origin": {', b'"origins": {', r"field `origins`"),
 ]
+DAMAGED_SIDES = [
+    (b'"device_size":12', b'"device_size":1', r"\$\.config\.device_size is 1; it must give 1\.\."),
+    (b',"device_size":12', b"", r"\$\.config\.device_size is 0"),
+    (b'"swa_size":48', b'"swa_size":48,"ratio":2', r"\$\.config\.ratio is 2; .* no such thing"),
+    (b'"swa_size":48', b'"swa_size":"48"', r"\$\.config\.swa_size"),
+    (b'"page_size":8', b'"page_size":6', r"\$\.config\.page_size is 6; .* multiples of 4"),
+    (b'"donor":1,', b"", r"field `donor` - at `\$\.ops\[6\]`"),
+    (b'"side":4', b'"side":1099511627777', r"\$\.ops\[10\]\.side .*2\*\*40"),
+]
 
 
-@pytest.mark.parametrize(("old", "damaged", "message"), DAMAGE)
-def test_damage_is_an_error_that_names_file_and_field(old, damaged, message):
-    assert PINNED.count(old) == 1
+@pytest.mark.parametrize(
+    ("pinned", "old", "damaged", "message"),
+    [(PINNED, *damage) for damage in DAMAGE] + [(PINNED_FAMILY, *damage) for damage in DAMAGED_SIDES],
+)
+def test_damage_is_an_error_that_names_file_and_field(pinned, old, damaged, message):
+    assert pinned.count(old) == 1
     with pytest.raises(UserError, match=message) as caught:
-        decode(PINNED.replace(old, damaged), "folder/a.json")
+        decode(pinned.replace(old, damaged), "folder/a.json")
     assert str(caught.value).startswith("folder/a.json: ")
     assert "\n" not in str(caught.value)
 
@@ -206,7 +282,7 @@ def test_too_many_ops(monkeypatch):
 def test_an_op_that_names_too_many(monkeypatch):
     """In whatever field; the bound itself is allowed."""
     named = {
-        "entries": ops.Extend(((-1, 1),) * 5),
+        "entries": ops.ExtendLogical(((-1, 1),) * 5),
         "rows": ops.Free((1,) * 5),
         "cuts": ops.FreeSegments(0, 0, (1,) * 5),
     }

@@ -141,6 +141,12 @@ def test_buffers_are_freed_whole_once_and_by_nobody_else(pool):
     )
     pool.free_hisparse_indices(ids(8, 9, 10, 11))
     assert lists(pool)[1] == [2, 3, 4]
+    extend(pool, (0, 4, -1))  # what was a buffer's is a row's
+    refused(
+        pool,
+        "free_hisparse_indices call 10, device side: expected slots of buffers, got page 2, a row's",
+        lambda: pool.free_hisparse_indices(ids(8, 9, 10, 11)),
+    )
 
 
 def test_lists_and_entries_written_from_outside(pool):

@@ -102,9 +102,12 @@ def test_what_is_passed_and_returned_shares_no_memory_with_the_list():
     pool.free(slots)
     slots.fill_(9)
     pool.alloc_group_begin(2)
-    pool.alloc(1).fill_(9)
+    single = pool.alloc(1)
+    single.fill_(9)
     pool.alloc_group_end()
     assert free(pool) == [1, 2, 4]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in (slots, single, pool.free_slots)}
+    assert len(storages) == 3
 
 
 @pytest.mark.parametrize("make", [lambda: mamba(0), lambda: mamba(2).alloc(-1)])

@@ -23,7 +23,8 @@ STANDING = ("P6", "P11")
 class Offence:
     """fault: (property, divergence). config: its allocator is the kind; elsewhere the same class is used.
     make: the offender. trace: its last op is the guilty one. also: what it may be called as well by another
-    trace. budget: ops of the generator within which it is found."""
+    trace, or by what comes of it where the trace goes on. budget: ops of the generator within which it is
+    found."""
 
     make: Callable[..., Subject]
     config: Config

@@ -42,7 +42,8 @@ class Style:
 
     pick: which free page is taken next, side_pick: on a second side. last_row_first: rows of a batch choose
     their pages last to first. eager: staged pages join the free list at once, not only when a call runs
-    short. late: in a group, entries of pages it holds are cleared when it ends. backwards: a buffer gives up
+    short. early: a group lets frees act at once. late: it clears the entries of pages it holds when it ends.
+    backwards: a buffer gives up
     its first pages where it has too many, and its slots come in no order.
     """
 
@@ -50,6 +51,7 @@ class Style:
     side_pick: Pick = front
     last_row_first: bool = False
     eager: bool = False
+    early: bool = False
     late: bool = False
     backwards: bool = False
 
@@ -175,7 +177,7 @@ class PagePool:
             self.free.extend(pages)
 
     def begin(self) -> None:
-        self.held = []
+        self.held = None if self.style.early else []
 
     def end(self) -> None:
         held, self.held = self.held or [], None

@@ -77,7 +77,7 @@ def lawful(style: Style) -> Callable[[Config], PagePool]:
 LAWFUL: Final[dict[str, Callable[[Config], PagePool]]] = {
     "back": lawful(Style(back, middle, backwards=True)),
     "middle, last row first": lawful(Style(middle, back, last_row_first=True, late=True)),
-    "front, eager": lawful(Style(front, highest, eager=True)),
+    "front, eager": lawful(Style(front, highest, eager=True, early=True)),
     "highest": lawful(Style(highest, front, last_row_first=True, eager=True, late=True, backwards=True)),
 }
 """Lawful allocators that all choose pages other than the contract's exact level would, where it is theirs to

@@ -291,7 +291,13 @@ class LosesSegmentPeers(SwaPools):
 A, B = new(4), new(4, 4)
 SWA_OFFENCES = [
     Offence(ClearsOneSlot, SWA, (new(8), ops.FreeSwa(0, 0, 1)), ("P10", "stale-entry (swa)")),
-    Offence(ClearsNothing, SWA, (A, ops.Free((0,))), ("P10", "stale-entry (swa)")),
+    Offence(
+        ClearsNothing,
+        SWA,
+        (A, ops.Free((0,))),
+        ("P10", "stale-entry-of-free-page (swa)"),
+        also=("P1",),
+    ),
     # 3 pages; the third extend takes page 3 and then 1, 2 again.
     Offence(
         StaleHead, TIGHT, (new(8), ops.Free((0,)), ops.ExtendTail(-1, 12, 4)), ("P10", "stale-entry (swa)")
@@ -574,7 +580,13 @@ class BufferFreedTwice(HisparsePools):
 
 
 DEVICE_OFFENCES = [
-    Offence(LeavesDeviceMapped, HISPARSE, (A, ops.Free((0,))), ("P10", "stale-entry (device)")),
+    Offence(
+        LeavesDeviceMapped,
+        HISPARSE,
+        (A, ops.Free((0,))),
+        ("P10", "stale-entry-of-free-page (device)"),
+        also=("P1",),
+    ),
     # 3 of 4 device pages: the device is what is scarce.
     Offence(LosesDevicePages, HISPARSE, (A, ops.Free((0,))), ("P2", "available-deficit")),
     Offence(
@@ -684,7 +696,7 @@ class DeviceGroupLost(CompressedPools):
 
 
 class ForgetsInGroup(CompressedPools):
-    """In a group, free_hisparse does nothing, and so does its end."""
+    """In a group, free_hisparse does nothing."""
 
     def drop_side(self, name, slots):
         if name != "device" or self.held is None:
@@ -714,8 +726,8 @@ V4_OFFENCES = [
     Offence(
         ForgetsInGroup,
         V4,
-        (new(8), ops.GroupBegin(), ops.FreeDevice(0), ops.GroupEnd()),
-        ("P11", "leaked-page (device)"),
+        (new(8), ops.GroupBegin(), ops.FreeDevice(0)),
+        ("P10", "stale-entry (device)"),
     ),
     Offence(DeviceSizeInSlots, V4, (ops.Clear(),), ("P2", "swa-size"), also=STANDING),
 ]

@@ -25,7 +25,8 @@ _SKIP: Final = ["", "    def __init__(self):", "        pass"]
 class Spelling:
     """One kind of one release, for one config.
 
-    version: of the release. imports: module and name of each class that the text needs. classes: definitions
+    version: of the release. first: modules to import before the others. imports: module and name of each
+    class that the text needs. classes: definitions
     of stand-ins, as lines, two blank ones between definitions. build: statements that leave `allocator`;
     reset: those that must follow a `clear` or a `resize`. pages: expressions of the free and released pages,
     by side, "" for the main one. paged: of the pools whose kernels read a free list called `free_pages`.
@@ -34,6 +35,7 @@ class Spelling:
     """
 
     version: str
+    first: tuple[str, ...]
     imports: tuple[tuple[str, str], ...]
     classes: tuple[str, ...]
     build: tuple[str, ...]
@@ -70,6 +72,7 @@ def spell(loaded: LoadedSglang, config: Config, kernels: bool) -> Spelling:
     extend = getattr(cls, "alloc_extend", None)
     return Spelling(
         version=loaded.version,
+        first=loaded.layout.first,
         imports=tuple(imports),
         classes=tuple(classes),
         build=(*build, *reset),
