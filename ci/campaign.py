@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvproof.ci import wire
-from kvproof.ci.confirm import confirm
+from kvproof.ci.confirm import Confirmations
 from kvproof.ci.events import (
     Confirming,
     Event,
@@ -300,12 +300,14 @@ class Campaign:
         due = {name: found for name, found in self._totals.first.items() if name not in before}
         for fingerprint, line in before.items():
             new |= line.known is None and not self._only_slow(self._totals.first[fingerprint][0], line.failed)
-        for number, (fingerprint, (failure, trace, lane)) in enumerate(due.items(), 1):
+        at_once = 1 if self.plan.gpus else self.plan.workers
+        waiting = Confirmations(self.plan.target, list(due.values()), self.plan.limits, at_once)
+        for number, (fingerprint, (failure, _, lane)) in enumerate(due.items(), 1):
             self._tell(Confirming(failure, number, len(due)))
             known = next(
                 (entry for entry in self._known if entry.covers(fingerprint, self._release(lane))), None
             )
-            confirmed = confirm(self.plan.target, lane, trace, failure, limits=self.plan.limits)
+            confirmed = waiting.result(number - 1)
             new |= known is None and not self._only_slow(failure, confirmed.failed)
             reason = None if known is None else f"{known.judgement}: {known.reason}"
             self._tell(FailureConfirmed(failure, confirmed, reason, self._totals.seen[fingerprint]))

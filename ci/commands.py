@@ -276,6 +276,9 @@ def emit_script(path: str, options: RunOptions, lane: str | None, out: str | Non
         prefer = (shown.fingerprint, shown.property) if shown else ("", "")
         request = wire.Script(wire.text_of(file.trace), prefer, where.device)
         scripted = worker.ask(request, wire.Scripted)
+    if shown and scripted.failure.fingerprint != shown.fingerprint:
+        note = f"the script shows {scripted.failure.fingerprint}: {shown.fingerprint} is not seen there"
+        print(f"note        {note}", file=sys.stderr)
     if destination is None:
         print(scripted.text, end="")
         return 0

@@ -5,6 +5,8 @@ crash, a hang, a lost device), or whose candidates do, is run candidate by candi
 fails at the cost of a process.
 """
 
+import queue
+import threading
 from dataclasses import replace
 from typing import Final
 
@@ -49,6 +51,47 @@ def confirm(
                 pass  # by another failure, which its own trace will show; one at a time, then
     with Worker(target, lane, seat) as worker:
         return _confirm_apart(Attempts(worker, failure), trace)
+
+
+class Confirmations:
+    """Failures being confirmed, several at once, each in processes of its own.
+
+    at_once: one on a GPU, where a failure that takes the device must not take another's.
+    """
+
+    def __init__(
+        self, target: str, found: list[tuple[Failure, Trace, Lane]], limits: Limits, at_once: int
+    ) -> None:
+        self._target = target
+        self._found = found
+        self._limits = limits
+        self._done: list[queue.Queue[wire.Confirmed | BaseException]] = [queue.Queue() for _ in found]
+        self._next = iter(range(len(found)))
+        self._lock = threading.Lock()
+        for _ in range(min(at_once, len(found))):
+            # Daemons: nobody waits for them when the campaign is stopped, and their processes end with it.
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def result(self, number: int) -> wire.Confirmed:
+        """What came of this one; waits for it. Raises what its confirming raised."""
+        done = self._done[number].get()
+        if isinstance(done, BaseException):
+            raise done
+        return done
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                number = next(self._next, None)
+            if number is None:
+                return
+            failure, trace, lane = self._found[number]
+            try:
+                confirmed = confirm(self._target, lane, trace, failure, limits=self._limits)
+            except BaseException as error:  # whatever it is, the campaign's own thread must hear of it
+                self._done[number].put(error)
+            else:
+                self._done[number].put(confirmed)
 
 
 def _confirm_apart(attempts: "Attempts", trace: Trace) -> wire.Confirmed:

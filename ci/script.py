@@ -15,6 +15,15 @@ from typing import Final
 from kvproof.ci import script_parts as parts
 from kvproof.ci.literals import Group, call, entries, listed, mapping, numbers, statement
 from kvproof.ci.script_calls import Calls
+from kvproof.ci.script_words import (
+    bases,
+    compare_slots,
+    mapping_label,
+    nested,
+    page_label,
+    plain,
+    told_outcome,
+)
 from kvproof.impl.targets.sglang.spelling import Spelling
 from kvproof.model.base import Outcome
 from kvproof.model.config import Config
@@ -22,7 +31,7 @@ from kvproof.model.errors import UserError
 from kvproof.model.ops import Misuse
 from kvproof.properties.catalogue import by_id
 from kvproof.properties.failure import DEVICE_LOST, ILLEGAL_ACCESS, Failure
-from kvproof.properties.record import Part, Record, View
+from kvproof.properties.record import Record, View
 from kvproof.properties.replay import is_relation
 
 _WIDTH: Final = 100
@@ -113,7 +122,7 @@ class _Writer:
             "",
         ]
         for paragraph in told:
-            lines += [*textwrap.wrap(_plain(paragraph), _WIDTH, break_on_hyphens=False), ""]
+            lines += [*textwrap.wrap(plain(paragraph), _WIDTH, break_on_hyphens=False), ""]
         lines += [f"    pip install sglang=={version}", f"    {self._environment()}python this_script.py", ""]
         lines.append(
             "It ends with 1 when the fault shows, 0 when it does not, 2 when the script does not fit."
@@ -172,7 +181,7 @@ class _Writer:
             self._import(module, names)
         self._add("")
         if spelling.classes:
-            self._lines += [f"    {line}" if line else "" for line in _nested(spelling.classes)]
+            self._lines += [f"    {line}" if line else "" for line in nested(spelling.classes)]
             self._add("")
         if self._filled:
             self._add("torch.empty = filled_empty")
@@ -209,8 +218,8 @@ class _Writer:
     def _look(self) -> None:
         """The function that tells everything that can be seen of the allocator."""
         spelling = self._spelling
-        seen = {_page_label(side): text for side, text in spelling.pages.items()}
-        seen |= {_mapping_label(side): f"entries({text})" for side, text in spelling.mappings.items()}
+        seen = {page_label(side): text for side, text in spelling.pages.items()}
+        seen |= {mapping_label(side): f"entries({text})" for side, text in spelling.mappings.items()}
         seen["available_size()"] = spelling.available
         seen |= {text.removeprefix("allocator."): text for text in self._sizes.values()}
         self._add("")
@@ -221,9 +230,9 @@ class _Writer:
     def _view(self, view: View) -> dict[str, str | Group]:
         """The same of a view, as literals."""
         seen: dict[str, str | Group] = {
-            _page_label(side): numbers(view.pages[side]) for side in self._spelling.pages
+            page_label(side): numbers(view.pages[side]) for side in self._spelling.pages
         }
-        seen |= {_mapping_label(side): entries(view.mappings[side]) for side in self._spelling.mappings}
+        seen |= {mapping_label(side): entries(view.mappings[side]) for side in self._spelling.mappings}
         seen["available_size()"] = str(view.available)
         for name, text in self._sizes.items():
             seen[text.removeprefix("allocator.")] = str(view.sizes[name])
@@ -250,7 +259,7 @@ class _Writer:
                     peers = numbers(record.answer.peers[side])
                     self._put("", call("on_course", str(number), self._peers(side), peers))
             if record.bases is not None:
-                self._put("", call("on_course", str(number), "bases", _bases(record.answer.bases or [])))
+                self._put("", call("on_course", str(number), "bases", bases(record.answer.bases or [])))
         for line in written.after:
             self._add(line)
         self._add("")
@@ -262,7 +271,7 @@ class _Writer:
             self._put(before, value)
         due, got = self._view(record.model), self._view(record.target)
         odd = [name for name in due if str(got[name]) != str(due[name])]
-        told = [_told_outcome(record), *(f"{name} {due[name]}" for name in odd)]
+        told = [told_outcome(record), *(f"{name} {due[name]}" for name in odd)]
         seen = [*self._seen(record), *(f"{name} {got[name]}" for name in odd)]
         self._comment(f"By the contract: {'; '.join(told)}")
         self._comment(f"sglang {self._spelling.version}: {'; '.join(seen)}")
@@ -298,7 +307,7 @@ class _Writer:
                 if answered and record.outcome is Outcome.OOM:
                     self._add('compare("answer", None, answer)')
                     if record.bases is not None:
-                        self._put("", call("compare", '"bases"', _bases(record.bases), "bases"))
+                        self._put("", call("compare", '"bases"', bases(record.bases), "bases"))
                 self._add("compare_all(before, look())")
                 return
             case Outcome.SLOTS:
@@ -317,9 +326,9 @@ class _Writer:
             self._put("", call("compare", '"slots"', due, "answer"))
         else:
             state = "expected" if len(record.parts) == 1 and not self._spelling.mappings else None
-            self._put("", _compare_slots('"slots"', due, "answer", main, state))
+            self._put("", compare_slots('"slots"', due, "answer", main, state))
         if record.bases is not None:
-            self._put("", call("compare", '"bases"', _bases(record.bases), "bases"))
+            self._put("", call("compare", '"bases"', bases(record.bases), "bases"))
         if self._kind == "dtype":
             self._add('compare("dtype of the slots", torch.int64, ANSWERS[-1].dtype)')
         sides = [side for side in record.parts if side]
@@ -334,7 +343,7 @@ class _Writer:
             if head or grown != len(part.slots):
                 comparison = call("compare", f'"peers ({side})"', expected, f"{side}_peers")
             else:
-                comparison = _compare_slots(f'"peers ({side})"', expected, f"{side}_peers", part, None)
+                comparison = compare_slots(f'"peers ({side})"', expected, f"{side}_peers", part, None)
             self._put("", comparison, 4)
 
     def _peers(self, side: str) -> str | Group:
@@ -387,61 +396,9 @@ class _Writer:
 
     def _comment(self, text: str) -> None:
         short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
-        for line in textwrap.wrap(_plain(short), _WIDTH, break_on_hyphens=False, subsequent_indent="  "):
+        for line in textwrap.wrap(plain(short), _WIDTH, break_on_hyphens=False, subsequent_indent="  "):
             self._add(f"# {line}")
 
     def _tidy(self) -> None:
         while not self._lines[-1]:
             self._lines.pop()
-
-
-def _plain(text: str) -> str:
-    """Text that may stand in a docstring."""
-    return " ".join(text.replace("\\", "/").replace('"""', "'''").split())
-
-
-def _nested(lines: tuple[str, ...]) -> list[str]:
-    """Definitions inside a function have one blank line between them where a module has two."""
-    kept: list[str] = []
-    for line in lines:
-        if line or (kept and kept[-1]):
-            kept.append(line)
-    return kept
-
-
-def _page_label(side: str) -> str:
-    return f"free pages ({side})" if side else "free pages"
-
-
-def _mapping_label(side: str) -> str:
-    return f"mapping to {side}"
-
-
-def _bases(bases: list[int | None]) -> Group:
-    return listed([str(base) for base in bases])
-
-
-def _compare_slots(what: str, due: str | Group, got: str, part: Part, state: str | None) -> Group:
-    rows = listed([f"({row.prefix}, {row.seq}, {row.last})" for row in part.rows])
-    return call(
-        "compare_slots",
-        what,
-        due,
-        got,
-        rows=rows,
-        free=numbers(part.free),
-        page_size=str(part.page_size),
-        state=state,
-    )
-
-
-def _told_outcome(record: Record) -> str:
-    match record.outcome:
-        case Outcome.SLOTS:
-            return f"slots {numbers(record.due or [])}, or others that are as free"
-        case Outcome.OOM:
-            return "None, and nothing changes"
-        case Outcome.REFUSED:
-            return "it is refused, or changes nothing" if isinstance(record.op, Misuse) else "a refusal"
-        case _:
-            return "no answer"

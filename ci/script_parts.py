@@ -52,14 +52,15 @@ def compare(what, expected, got):
     if expected == got:
         return
     DIFFERENCES.append(what)
-    if isinstance(expected, dict):
+    if isinstance(expected, dict) and isinstance(got, dict):
         same = expected.items() & got.items()
         expected, got = (dict(entry for entry in one.items() if entry not in same) for one in (expected, got))
         what += ", where it differs"
-    elif isinstance(got, list) and len(expected) > 20 and Counter(expected) != Counter(got):
+    elif isinstance(expected, list) and isinstance(got, list) and len(expected) > 20:
         same = Counter(expected) & Counter(got)
-        expected, got = (list((Counter(one) - same).elements()) for one in (expected, got))
-        what += ", where they differ"
+        if same != Counter(expected) or same != Counter(got):  # and not only their order
+            expected, got = (list((Counter(one) - same).elements()) for one in (expected, got))
+            what += ", where they differ"
     print(f"{what}: expected {expected}, got {got}")
 
 

@@ -100,8 +100,16 @@ class TerminalReporter:
         lanes = ", ".join(f"{name} ({ready.path})" for name, ready in event.ready.items())
         self._print(f"target      {next(iter(event.ready.values())).name}", style="bold")
         self._print(f"allocators  {', '.join(event.allocators)}")
-        if event.absent:
-            self._print(f"absent      {', '.join(event.absent)} (this target has none)")
+        reasons = {
+            kind: reason
+            for ready in event.ready.values()
+            for kind, reason in ready.capabilities.unloadable.items()
+            if kind in event.absent
+        }
+        if none := [kind for kind in event.absent if kind not in reasons]:
+            self._print(f"absent      {', '.join(none)} (this target has none)")
+        for kind, reason in reasons.items():
+            self._print(f"left out    {kind}: {reason}")
         self._print(f"lanes       {lanes}")
         self._print(f"seed        {event.seed}")
         self._print(f"workers     {event.workers}")

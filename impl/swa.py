@@ -330,7 +330,8 @@ class SWATokenToKVPoolAllocator(SwaSides):
         self._strays.note(pages)
         for part in torch.split(pages, [part.numel() for part in parts]):
             self.swa_attn_allocator._take_back(part, repeats=False)
-        self._settle(wait=False)
+        if not pages.is_cuda:  # there, to take strays out would wait; whoever asks or allocates next does
+            self._settle(wait=False)
 
     def _take_peers(self, slots: Tensor) -> Tensor:
         take_peers = take_peers_triton if self._use_triton_kernels else take_peers_reference

@@ -25,8 +25,11 @@ from kvproof.properties.space import space_for
 QUICK: Final = ("padding-page-free", "pages-not-taken", "free-repeats")
 """The plants of `quick_controls`: all on the torch path, which runs everywhere."""
 
-HUNT_OPS: Final = {"torch": 20_000, "kernels": 3_000}
+HUNT_OPS: Final = {"torch": 20_000, "kernels": 10_000}
 """The budget of one hunt by path, in ops drawn. Caught or not is known after that many."""
+
+CLEAN_OPS: Final = {"torch": 2_000, "kernels": 300}
+"""The same for a copy without a fault, which costs all of it, for every kind of allocator."""
 
 _FIRST_LEASE_OPS: Final = 64
 _LONGEST_TRACE: Final = 300
@@ -125,7 +128,7 @@ def _clean(path: str, allocator: str, *, misuse: bool) -> Control:
     if not _can_run(path):
         return Control(name, what, "cannot run here")
     target = Planted(Ticket(f":{UNCHANGED}", path))
-    catch = _hunt(target, allocator, frozenset(), misuse=misuse, ops=HUNT_OPS[path])
+    catch = _hunt(target, allocator, frozenset(), misuse=misuse, ops=CLEAN_OPS[path])
     return Control(name, what, "clean" if catch is None else "not clean", catch)
 
 

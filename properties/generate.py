@@ -15,6 +15,7 @@ from typing import Final
 from kvproof.model import ops
 from kvproof.model.base import AllocatorModel, Row
 from kvproof.model.hisparse import DeviceModel
+from kvproof.model.marks import WIDE_ROWS
 from kvproof.model.ops import HARMLESS, MISUSES, NEW_ROW, Op
 from kvproof.properties.draw import Draw
 from kvproof.properties.space import Space, is_wide
@@ -175,15 +176,18 @@ class Generator:
 
     def _wide_op(self) -> Op:
         """Hundreds of rows in one batch, one of them long: what kernels serve in several blocks."""
-        draw, live = self._draw, len(self._model.rows)
-        batch = draw.choice(self._batches)
-        if live >= batch and draw.integer(0, 2) and ops.Decode in self._model.knows:
+        draw, model, live = self._draw, self._model, len(self._model.rows)
+        ps, shift = model.page_size, draw.integer(0, 9)
+        # Mostly what fits: what is refused reaches no second block.
+        room = model.available if draw.integer(0, 3) else 1 << 60
+        batch = draw.choice([size for size in self._batches if size * ps <= room] or self._batches)
+        if live >= min(batch, WIDE_ROWS + 1) and draw.integer(0, 2) and ops.Decode in model.knows:
             return ops.Decode(tuple(range(live)))
-        ps, shift = self._model.page_size, draw.integer(0, 9)
         entries = [(NEW_ROW, (shift + i) % (ps + 1) or self._least) for i in range(batch)]
-        if draw.boolean():
+        long = [tokens for tokens in _LONG_TOKENS if tokens + batch * ps <= room]
+        if long and draw.boolean():
             place = draw.integer(0, batch - 1)
-            entries[place] = (NEW_ROW, draw.choice(_LONG_TOKENS) + draw.integer(-1, 1))
+            entries[place] = (NEW_ROW, draw.choice(long) + draw.integer(-1, 1))
         return ops.Extend(tuple(entries))
 
     def _entries(self, ordinals: list[int]) -> list[tuple[int, int]]:
@@ -298,6 +302,8 @@ class Generator:
         return ops.Resize(pages, draw.integer(0, config.page_size - 1))
 
     def _group(self) -> Op:
+        if not self._model.defers:
+            return self._draw.choice((ops.GroupBegin(), ops.GroupEnd()))
         if not self._model.in_group:
             return ops.GroupBegin()
         return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()

@@ -23,7 +23,8 @@ from kvproof.properties.space import WIDE_OPS, Space, draw_config
 # Most traces are short, most ops are in long ones.
 _LENGTHS = (1,) * 2 + (3,) * 3 + (10,) * 6 + (30,) * 8 + (100,) * 7 + (300,) * 4 + (1000, 3000)
 _WIDE_TRACE = 3
-"""Which trace of a lease is wide: few are, since each of its ops costs as much as a hundred others."""
+_WIDE_EVERY = 64
+"""Which traces of a lease are wide: few are, since each of its ops costs as much as a hundred others."""
 _LOOK_EVERY = 8
 _RELATE_EVERY = 8
 
@@ -118,7 +119,7 @@ def run_lease(
 
 def _run_one(target: Target, lease: Lease, number: int, draw: Draw, length: int, verdict: Verdict) -> int:
     """One trace, drawn as it runs. The number of ops it took."""
-    wide = number == _WIDE_TRACE
+    wide = number % _WIDE_EVERY == _WIDE_TRACE
     config = draw_config(draw, lease.space, wide=wide)
     if wide:
         length = WIDE_OPS

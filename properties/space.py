@@ -123,7 +123,7 @@ def draw_config(draw: Draw, space: Space, *, wide: bool = False) -> Config:
         checked and space.checked,
         "int32" if narrow else "int64",
         offset,
-        **_sides(draw, kind, pages, page_size),
+        **_sides(draw, kind, pages, page_size, wide=wide),
     )
 
 
@@ -136,7 +136,8 @@ def _page_size(draw: Draw, space: Space, *, wide: bool) -> int:
     elif kind == "swa-ring":
         sizes = _RING_PAGE_SIZES
     elif wide:
-        sizes = _WIDE_PAGE_SIZES
+        # Single slots are taken by plain alloc, which knows no rows.
+        sizes = _WIDE_PAGE_SIZES[1:] if kind == "swa" else _WIDE_PAGE_SIZES
     else:
         odd = space.any_page_size and draw.integer(0, 3) == 3
         sizes = _ODD_PAGE_SIZES if odd else _PAGE_SIZES
@@ -144,14 +145,14 @@ def _page_size(draw: Draw, space: Space, *, wide: bool) -> int:
     return draw.choice([size for size in sizes if low <= size <= high] or [low])
 
 
-def _sides(draw: Draw, kind: str, pages: int, page_size: int) -> dict[str, int]:
+def _sides(draw: Draw, kind: str, pages: int, page_size: int, *, wide: bool) -> dict[str, int]:
     """What the kind needs beside its main pool."""
     match kind:
         case "swa":
-            return {"swa_size": _side_pages(draw, pages) * page_size}
+            return {"swa_size": _side_pages(draw, pages, wide=wide) * page_size}
         case "hisparse-v4":
-            device = _side_pages(draw, pages) * (page_size // COMPRESSION)
-            return {"swa_size": _side_pages(draw, pages) * page_size, "device_size": device}
+            device = _side_pages(draw, pages, wide=wide) * (page_size // COMPRESSION)
+            return {"swa_size": _side_pages(draw, pages, wide=wide) * page_size, "device_size": device}
         case "hisparse":
             return {"ratio": draw.choice(_RATIOS)}
         case "page-interleave":
@@ -161,10 +162,11 @@ def _sides(draw: Draw, kind: str, pages: int, page_size: int) -> dict[str, int]:
     return {}
 
 
-def _side_pages(draw: Draw, pages: int) -> int:
-    """Pages of a second side: about as many as the first has, so that either is the tight one; or far off."""
+def _side_pages(draw: Draw, pages: int, *, wide: bool) -> int:
+    """Pages of a second side: about as many as the first has, so that either is the tight one; or far off,
+    but not for a wide trace, which needs room on all sides."""
     kind = draw.integer(0, 7)
-    if kind < 5:
+    if kind < 5 or wide:
         return max(1, pages + draw.integer(-2, 2))
     return max(1, (pages // 2, pages // 4, 2 * pages)[kind - 5])
 

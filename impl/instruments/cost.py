@@ -67,8 +67,9 @@ class Warmth:
     __slots__ = ("launched", "variants")
 
     def __init__(self) -> None:
-        self.launched: set[tuple[Any, int]] = set()
-        """Kernels, each with the size class of a batch that it was launched for."""
+        self.launched: set[tuple[Any, int, Any]] = set()
+        """Kernels, each with the size class of a batch that it was launched for, and with the page size that
+        was compiled in: an allocator of two pools may have two."""
         self.variants: set[Any] = set()
         """Compiled kernels. Held on to, so that no other gets their identity."""
 
@@ -143,10 +144,19 @@ class CostWatch:
                     variant = run(kernel, *args, **kwargs)
                 finally:
                     _settle(call.account, name)
-            call.launched(kernel.fn, name, variant, warmup=kwargs.get("warmup", False))
+            page_size = _page_size(kernel, args, kwargs)
+            call.launched(kernel.fn, name, variant, page_size, warmup=kwargs.get("warmup", False))
             return variant
 
         return watched
+
+
+def _page_size(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The page size that a launch passes, by the name of the kernel's parameter; None where it has none."""
+    for index, name in enumerate(kernel.arg_names):
+        if name.lower() == "page_size":
+            return args[index] if index < len(args) else kwargs.get(name)
+    return None
 
 
 class _Call(AbstractContextManager[Account]):
@@ -158,7 +168,7 @@ class _Call(AbstractContextManager[Account]):
         self._warmth = warmth
         self._syncs = syncs
         self._size_class = (batch - 1).bit_length() if batch else -1
-        self._launched: set[tuple[Any, int]] = set()
+        self._launched: set[tuple[Any, int, Any]] = set()
         self._caller: FrameType | None = None
 
     def __enter__(self) -> Account:
@@ -179,10 +189,10 @@ class _Call(AbstractContextManager[Account]):
         self._warmth.launched |= self._launched
         self._caller = None
 
-    def launched(self, function: Any, name: str, variant: Any, *, warmup: bool) -> None:
+    def launched(self, function: Any, name: str, variant: Any, page_size: Any, *, warmup: bool) -> None:
         """A kernel's function was launched (or only compiled, in a warm-up), in this variant."""
         self.account.launches += not warmup
-        key = (function, self._size_class)
+        key = (function, self._size_class, page_size)
         if variant is not None and variant not in self._warmth.variants:
             self._warmth.variants.add(variant)
             again = key in self._warmth.launched

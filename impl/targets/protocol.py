@@ -83,10 +83,10 @@ class State:
 class Capabilities:
     """What a target can be asked. What it lacks is skipped and counted, never silently.
 
-    allocators: the kinds it has. lacks: names of op types it has no call for, lacks_of: those of one kind
-    alone, by kind (`lacking` joins them). page_sizes: the least and the greatest it takes, where a kind does
-    not take all. exact: held to the very slots
-    of the contract, not only to legal ones. any_page_size: False where only powers of two work.
+    allocators: the kinds it has. unloadable: kinds that are there and cannot be had, with the reason. lacks:
+    names of op types it has no call for, lacks_of: those of one kind alone, by kind (`lacking` joins them).
+    page_sizes: the least and the greatest it takes, where a kind does not take all. exact: held to the very
+    slots of the contract, not only to legal ones. any_page_size: False where only powers of two work.
     page_offset: whether a window onto a larger pool can be built. checked: whether it has a checked mode.
     refuses: the misuses it promises to refuse when checked.
     """
@@ -100,6 +100,7 @@ class Capabilities:
     refuses: frozenset[str] = field(default_factory=frozenset)
     lacks_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
     page_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unloadable: Mapping[str, str] = field(default_factory=dict)
 
     def lacking(self, allocator: str) -> frozenset[str]:
         """Names of the op types that this kind of allocator has no call for."""

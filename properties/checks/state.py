@@ -63,8 +63,8 @@ def check_lists_range(step: Step) -> Finding | None:
 
 
 def check_lists_complete(step: Step) -> Finding | None:
-    """P2: every page that nobody has is free or staged."""
-    return _of(step, ("leaked-page",))
+    """P2: every page that nobody has is free or staged, and all pools are shown."""
+    return _of(step, ("leaked-page", "side-not-shown"))
 
 
 def check_lists_order(step: Step) -> Finding | None:

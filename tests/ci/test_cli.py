@@ -106,7 +106,7 @@ def test_help_tells_the_exit_codes(call):
         ("fuzz -t nonsense", "there is no target 'nonsense'; known: "),
         ("fuzz -t null --lane foo", "--lane foo: 'foo' is not known; choose all or some of seeded"),
         ("fuzz -t null --lane seeded,,audited --device cpu", "'' is not known"),
-        ("fuzz -t null --allocator swa --device cpu", "--allocator swa: 'swa' is not known"),
+        ("fuzz -t null --allocator heap --device cpu", "--allocator heap: 'heap' is not known"),
         ("fuzz -t null --device tpu", "--device tpu is not known; choose one of auto, cpu, cuda"),
         ("fuzz -t null --path sideways --device cpu", "--path sideways is not known"),
         ("fuzz -t null --lane audited --path torch --device cpu", "--lane audited audits kernels"),

@@ -59,6 +59,15 @@ class Theirs(Null):
 """
 
 
+def tokens_of(trace):
+    """The tokens of the one extend, of new rows, that a trace comes to; rows are as good as tokens here."""
+    (op,) = trace
+    assert isinstance(op, ops.Extend)
+    assert {row for row, _ in op.entries} == {ops.NEW_ROW}
+    assert all(tokens > 0 for _, tokens in op.entries)
+    return sum(tokens for _, tokens in op.entries)
+
+
 def test_a_lost_device_is_a_failure_replayed_and_shrunk_in_other_processes(tmp_path):
     environment = third_party(tmp_path, LOSER)
     arguments = (
@@ -89,9 +98,9 @@ def test_a_lost_device_is_a_failure_replayed_and_shrunk_in_other_processes(tmp_p
         shown[file.evidence.property, file.evidence.divergence] = path, file.trace.ops
     # 3 and 2 tokens: the shrinker of either meets the other, or the device's loss, on its way.
     small, ops_lost = shown["P7", "device-lost"]
-    assert ops_lost == (ops.Extend(((ops.NEW_ROW, 3),)),)
+    assert tokens_of(ops_lost) == 3
     if ("P2", "available-excess") in shown:
-        assert shown["P2", "available-excess"][1] == (ops.Extend(((ops.NEW_ROW, 2),)),)
+        assert tokens_of(shown["P2", "available-excess"][1]) == 2
 
     again = run("replay", str(small), "--times", "2", "--device", "cpu", cwd=tmp_path, **environment)
     assert again.returncode == 1

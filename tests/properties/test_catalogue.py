@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvproof.properties.catalogue import ANSWER_CHECKS, PROPERTIES, STATE_CHECKS, TOLERABLE, by_id
-from kvproof.properties.checks.answer import check_cost, check_defined, check_memory
+from kvproof.properties.catalogue import ANSWER_CHECKS, BUILT_SO, PROPERTIES, STATE_CHECKS, TOLERABLE, by_id
+from kvproof.properties.checks.answer import check_cost, check_defined, check_forwarding, check_memory
+from kvproof.properties.checks.state import check_stale
 from kvproof.properties.relations import RELATIONS
 
 
@@ -32,8 +33,9 @@ def test_how_each_is_asked_is_what_is_said_of_it():
 def test_no_check_is_asked_twice_and_what_is_tolerable_comes_last():
     checks = [check for _, check in ANSWER_CHECKS + STATE_CHECKS]
     assert len(set(checks)) == len(checks)
-    assert checks[-3:] == [check_memory, check_cost, check_defined]
-    assert set(checks[-3:]) == TOLERABLE
+    assert checks[-5:] == [check_memory, check_cost, check_defined, check_stale, check_forwarding]
+    assert set(checks[-5:]) == TOLERABLE
+    assert {check_forwarding} == BUILT_SO
 
 
 def test_looking_up():

@@ -19,6 +19,7 @@ from kvproof.impl.targets.planted.plant import Plant
 from kvproof.impl.targets.planted.target import Planted, plant_named
 from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.model.catalogue import model_for
+from kvproof.model.config import ALLOCATORS
 from kvproof.properties import controls
 from kvproof.properties.controls import Control, all_controls, hunt, quick_controls
 from kvproof.properties.lease import Lease, Verdict
@@ -52,9 +53,11 @@ def test_every_control_passes() -> None:
     due = {"canary": "caught", "planted:none": "clean"}
     assert [line for line in outcomes if line[1] != due.get(line[0], "caught")] == []
     names = [line[0] for line in outcomes]
-    assert (names.count("canary"), names.count("planted:none")) == (4, 8)
+    # Each with and without misuse, and copies by either path.
+    kinds = len(ALLOCATORS)
+    assert (names.count("canary"), names.count("planted:none")) == (2 * kinds, 4 * kinds)
     assert set(names) == {"canary", "planted:none", *(f"planted:{plant.id}" for plant in PLANTS)}
-    assert len(names) == 12 + len(PLANTS)
+    assert len(names) == 6 * kinds + len(PLANTS)
     by_property = {property_id for name, _, property_id in outcomes if name.startswith("planted:")}
     assert {"P1", "P2", "P3", "P5", "P6", "P7", "P8", "P9", "P11", "P14", "P16"} <= by_property
 
@@ -63,6 +66,8 @@ def test_what_cannot_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the interpreter each kernel control is there, and is no success."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(controls, "HUNT_OPS", {"torch": 1, "kernels": 1})
+    monkeypatch.setattr(controls, "ALLOCATORS", ("token", "paged"))
+    monkeypatch.setattr(controls, "PLANTS", (*TORCH[:2], *KERNELS))
     left_out = [control for control in all_controls() if control.outcome == "cannot run here"]
     names = sorted(control.name for control in left_out)
     assert names == sorted(["planted:none"] * 4 + [f"planted:{plant.id}" for plant in KERNELS])
@@ -119,6 +124,7 @@ def test_a_copy_with_a_fault_is_not_clean(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(controls, "Planted", broken)
     monkeypatch.setattr(controls, "PLANTS", ())
+    monkeypatch.setattr(controls, "ALLOCATORS", ("token", "paged"))
     clean = [control for control in all_controls() if control.name == "planted:none"]
     assert [control.outcome for control in clean] == ["not clean"] * 4 + ["cannot run here"] * 4
     assert not any(control.passed for control in clean)

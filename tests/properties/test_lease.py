@@ -18,15 +18,15 @@ from kvproof.properties.run import run_trace
 from kvproof.properties.space import Space
 from tests.model.strategies import new
 from tests.properties.page_pool import PagePool, front
-from tests.properties.subjects import LAWFUL, PoolTarget
+from tests.properties.subjects import KINDS, LAWFUL, PoolTarget
 
 
 def lease(allocator: str = "paged", *, number: int = 0, seed: int = 0, count: int = 4000, **space) -> Lease:
     return Lease(number, seed, "pool", "seeded", Space(allocator, **space), count, longest=100)
 
 
-class _Leaks(PagePool):
-    """Loses a page of every release of three or more."""
+class _Leaks:
+    """Over a lawful allocator: loses a page of every release of three or more."""
 
     def release(self, pages):
         super().release(list(pages)[1:] if len(pages) > 2 else pages)
@@ -42,8 +42,12 @@ class _LeaksAndStartsAnywhere(_Leaks):
         return slots
 
 
-LEAKS = PoolTarget(lambda config: _Leaks(config, front))
-TWO_FAULTS = PoolTarget(lambda config: _LeaksAndStartsAnywhere(config, front))
+def faulty(config):
+    """The lawful allocator of the config's kind, with both faults."""
+    return type("Faulty", (_LeaksAndStartsAnywhere, KINDS[config.allocator]), {})(config, front)
+
+
+TWO_FAULTS = PoolTarget(faulty)
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

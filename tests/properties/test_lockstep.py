@@ -11,7 +11,7 @@ from kvproof.impl.targets.protocol import Answer, State, Ticket
 from kvproof.model import ops
 from kvproof.model.base import Outcome
 from kvproof.model.catalogue import model_for
-from kvproof.model.config import Config
+from kvproof.model.config import ALLOCATORS, Config
 from kvproof.model.trace import Trace
 from kvproof.properties.draw import SeededDraw
 from kvproof.properties.generate import Generator
@@ -111,12 +111,12 @@ def test_a_lawful_choice_is_never_accused(kind, config, trace, look_every):
 
 
 @TARGETS
-@pytest.mark.parametrize("allocator", ["paged", "token"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_lawful_choice_is_never_accused_by_a_hostile_caller(kind, allocator):
-    """60 traces of 100 ops of the generator's, which reach the edges that any ops seldom do."""
+    """30 traces of 100 ops of the generator's, which reach the edges that any ops seldom do."""
     target, space = PoolTarget(LAWFUL[kind]), Space(allocator)
     other_choices = 0
-    for number in range(60):
+    for number in range(30):
         draw = SeededDraw(f"adoption {number}")
         pair = lockstep_for(target, draw_config(draw, space), look_every=4)
         generator = Generator(draw, pair.model, space)
@@ -130,17 +130,19 @@ def test_a_lawful_choice_is_never_accused_by_a_hostile_caller(kind, allocator):
             if expectation.outcome is not Outcome.NOTHING:
                 predicted.append(expectation.slots)
         other_choices += pair.answers != predicted
-    assert other_choices > 15
+    # State slots are first in, first out: there is nothing to choose.
+    assert other_choices > 8 or allocator == "mamba"
 
 
 def test_by_hand_pages_from_the_back_with_staging_and_a_group():
     config = Config("paged", 16, 4, need_sort=True)
     pool = PagePool(config, back)
     pair = Lockstep(model_for(config), pool, exact=False)
-    # A takes 4 and 3 from the back. Freed in a group they are staged at its end; 10 tokens need a merge.
+    # A takes 4 and 3 from the back. Freed in a group they are staged at its end, in row order; 10 tokens need
+    # a merge.
     steps = [new(5), ops.GroupBegin(), ops.Free((0,)), new(2), ops.GroupEnd(), new(10), ops.Decode((0, 1))]
     assert [pair.step(op) for op in steps] == [None] * 7
-    assert [row.pages for row in pair.model.rows] == [[2], [4, 3, 1]]
+    assert [row.pages for row in pair.model.rows] == [[2], [3, 4, 1]]
     assert (pool.observe(), pair.model.free_pages, pair.model.staged) == (State([], []), [], [])
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from kvproof.impl.targets.null import Null
 from kvproof.impl.targets.protocol import Target, Ticket
-from kvproof.model import ops
+from kvproof.model import calls, ops
 from kvproof.model.catalogue import model_for
 from kvproof.model.config import Config
 from kvproof.model.ops import Op
@@ -15,8 +15,9 @@ from kvproof.model.trace import Trace
 from kvproof.properties.failure import Found
 from kvproof.properties.relations import RELATIONS, Relation, check_paths, check_relation
 from kvproof.properties.run import run_trace
-from tests.model.strategies import configs, new, op_lists, outcomes, rows
+from tests.model.strategies import SMALL, configs, new, op_lists, outcomes, rows
 from tests.properties.page_pool import PagePool, back, front
+from tests.properties.paired_pools import SwaPools
 from tests.properties.subjects import LAWFUL, PoolTarget
 
 POOL = Config("paged", 24, 4)  # 6 pages
@@ -49,6 +50,7 @@ def test_every_relation_is_named():
         "rows-one-by-one": "P17",
         "extend-as-decodes": "P17",
         "other-frees": "P16",
+        "frees-by-side": "P16",
     }
 
 
@@ -125,6 +127,39 @@ def test_a_release_of_many_rows_or_of_tokens_has_no_other_form():
     assert other("other-frees", new(4), ops.Free((0,)), config=Config("token", 6, 1)) is None
 
 
+SWA = Config("swa", 24, 4, swa_size=24)
+
+
+def test_a_free_of_one_row_can_be_done_side_by_side():
+    # Of 10 tokens on three pages: keep 5 rounds up to 8; keep 9 keeps all; several rows are left alone.
+    trace = [new(10, 4), ops.Free((0,), 5), ops.Free((0,), 8), ops.Free((0, 1))]
+    assert other("frees-by-side", *trace, config=SWA) == [
+        trace[0],
+        ops.FreeSwa(0, 8),
+        ops.FreeFull(0, 8),
+        trace[2],  # 8 of 8 tokens
+        trace[3],
+    ]
+    assert other("frees-by-side", new(4), ops.FreeSegment(0), config=SWA) is None
+    # Where no peers can be released alone there is no other way.
+    assert other("frees-by-side", new(4), ops.Free((0,))) is None
+    ring = Config("swa-ring", 24, 4, ring=5, request_rows=1)
+    assert other("frees-by-side", new(4), ops.Free((0,)), config=ring) is None
+
+
+def test_other_frees_keep_to_what_the_kind_knows():
+    """There are no page ids at the sliding-window allocator: segments become frees, and page ids nothing."""
+    assert other("other-frees", new(10), ops.FreeSegment(0, 7), config=SWA) == [new(10), ops.Free((0,), 4)]
+    assert other("other-frees", new(10), ops.FreePages(0), config=SWA) is None
+
+
+def test_decodes_are_extends_where_they_take_from_the_same_pools():
+    trace = (new(4), ops.Extend(((0, 1),)))
+    assert other("extend-as-decodes", *trace, config=SWA) == [new(4), ops.Decode((0,))]
+    for kind in ("hisparse", "hisparse-v4", "page-interleave", "mamba", "pure-swa"):
+        assert other("extend-as-decodes", *trace, config=SMALL[kind]) is None
+
+
 @EACH
 @settings(max_examples=150)
 @given(config=configs(), trace=op_lists(misuse=False))
@@ -176,6 +211,14 @@ class _LosesSegments(PagePool):
         super().free_segment(slots[self.config.page_size :])
 
 
+class _LosesFullSide(SwaPools):
+    """`free_full` releases nothing."""
+
+    def call(self, call):
+        lost = isinstance(call, calls.FreeCall) and call.method == "free_full"
+        return None if lost else super().call(call)
+
+
 @pytest.mark.parametrize(
     ("name", "target", "trace", "fault"),
     [
@@ -198,10 +241,17 @@ class _LosesSegments(PagePool):
             (new(8), ops.Free((0,))),
             ("P2", "FreeSegment", "available-deficit"),
         ),
+        (
+            "frees-by-side",
+            PoolTarget(lambda config: _LosesFullSide(config, front)),
+            (new(8), ops.Free((0,))),
+            ("P2", "FreeFull", "available-deficit"),
+        ),
     ],
 )
 def test_each_relation_finds_its_offender_and_no_other_does(name, target, trace, fault):
-    found = {relation.name: ask(target, relation, *trace) for relation in RELATIONS}
+    config = SWA if name == "frees-by-side" else POOL
+    found = {relation.name: ask(target, relation, *trace, config=config) for relation in RELATIONS}
     own = found.pop(name)
     assert own is not None
     assert name_of(own) == fault
@@ -210,7 +260,7 @@ def test_each_relation_finds_its_offender_and_no_other_does(name, target, trace,
         return
     assert found == dict.fromkeys(found)
     # What fails in the other trace is an ordinary failure, and that trace alone shows it.
-    assert list(own.trace.ops) == other(name, *trace)
+    assert list(own.trace.ops) == other(name, *trace, config=config)
     assert run_trace(target, own.trace).get(own.failure.fingerprint) is not None
 
 

@@ -20,7 +20,8 @@ from kvproof.model.errors import UserError
 UNCHANGED: Final = "none"
 """`planted:none` is a copy without a fault: what is found there is the fault of the copying."""
 
-_ONLY_ON: Final = {"reference.py": "torch"}
+_TORCH_FILES: Final = "reference.py"
+"""How the names of files end whose faults show on the torch path alone."""
 
 
 def plant_named(plant_id: str) -> Plant:
@@ -42,7 +43,8 @@ class Planted(Kvproof):
         path = ticket.path
         if plant is not None:
             path = plant.path if path == "auto" else path
-            only = plant.path if plant.path == "kernels" else _ONLY_ON.get(plant.file, path)
+            on_torch = "torch" if plant.file.endswith(_TORCH_FILES) else path
+            only = plant.path if plant.path == "kernels" else on_torch
             if path != only:
                 raise UserError(f"planted:{plant.id} is a fault of the {only} path; use --path {only}")
             self.capabilities = replace(Kvproof.capabilities, exact=plant.exact)

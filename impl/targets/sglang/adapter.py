@@ -125,6 +125,11 @@ class Sglang:
             tuple(kind for kind in ALLOCATORS if kind in has),
             lacks_of={kind: self._lacks(kind) for kind in known},
             page_sizes={kind: self._page_sizes(kind) for kind in known},
+            unloadable={
+                kind: self._loaded.absent[kind]
+                for kind in ALLOCATORS
+                if kind in self._loaded.absent and kind in self._loaded.offers
+            },
             exact=False,
             any_page_size=not self._kernels,
             checked=True,

@@ -67,6 +67,7 @@ class Kernel(jit_module.JITFunction):
     def __init__(self, name: str, *, faults: bool = False) -> None:
         self.fn = lambda: None
         self.fn.__name__ = name
+        self.arg_names = ["n", "page_size"]
         self.variants: dict[tuple[object, ...], _Variant] = {}
         self.faults = faults
 

@@ -80,8 +80,8 @@ WAITS = Plant(
     "decode-waits",
     "alloc_decode counts pages by the lengths on the device.",
     "paged.py",
-    "((seq_lens_cpu - 1) % self.page_size == 0).sum()",
-    "((seq_lens - 1) % self.page_size == 0).sum()",
+    "self._new_pages_of_decode(seq_lens_cpu)",
+    "self._new_pages_of_decode(seq_lens)",
     ("P15",),
 )
 SPECIALISES = Plant(

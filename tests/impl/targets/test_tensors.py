@@ -1,87 +1,36 @@
 """Concrete calls on an allocator that speaks torch: what it is given, and how its answers are read.
 
-The allocator here writes down how it was called and answers what it is told; ours are in test_ours.py.
+The allocator writes down how it was called (`recorder.py`); ours are in test_ours.py. What is read of further
+sides is in test_tensors_sides.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from kvproof.impl.targets.instruments import process_watch
-from kvproof.impl.targets.protocol import State, Ticket
-from kvproof.impl.targets.tensors import Surface, TensorSubject, free_list_name
+from kvproof.impl.targets.protocol import State
+from kvproof.impl.targets.tensors import free_list_name
 from kvproof.model import calls
 from kvproof.model.config import Config
+from tests.impl.targets.recorder import DECODE, EXTEND, Recorder, plain, subject_of
 
-
-class Recorder:
-    """An allocator whose calls are written down; `answer` makes the next answer."""
-
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.answer: Any = lambda: None
-        self.clear()
-
-    def clear(self) -> None:
-        self.free_pages = torch.arange(1, self.pages + 1)
-
-    def resize(self, size: Any) -> None:
-        self.pages = size.max_total_num_tokens // 4
-        self.clear()
-
-    def available_size(self) -> torch.Tensor:
-        return torch.tensor(7)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "free_slots":
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append((name, args, kwargs))
-            return self.answer()
-
-        return call
-
-
-def subject_of(
-    recorder: Recorder, config: Config | None = None, *, cpu_lens: bool = True, page_count: bool = False
-) -> TensorSubject:
-    surface = Surface(
-        lambda _config, _device: recorder,
-        cpu_lens=cpu_lens,
-        page_count=page_count,
-        lists=lambda allocator: State(allocator.free_pages.tolist(), []),
-    )
-    return TensorSubject(surface, config or Config("paged", 16, 4), "cpu", process_watch(Ticket()))
-
-
-def plain(value: Any) -> Any:
-    """Tensors as (dtype, list)."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype).removeprefix("torch."), value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
-EXTEND = calls.ExtendCall([0, 3], [5, 4], [-1, 6], 6, 2)
-DECODE = calls.DecodeCall([5, 4], [7, 10])
+LENS = [("int64", [0, 3])] * 2 + [("int64", [5, 4])] * 2 + [("int64", [-1, 6]), 6]
+SLOTS = [("int64", [8, 9])]
 
 
 @pytest.mark.parametrize(
     ("call", "name", "args", "kwargs"),
     [
         (calls.AllocCall(8), "alloc", [8], {}),
-        (
-            EXTEND,
-            "alloc_extend",
-            [("int64", [0, 3])] * 2 + [("int64", [5, 4])] * 2 + [("int64", [-1, 6]), 6],
-            {},
-        ),
+        (EXTEND, "alloc_extend", LENS, {}),
+        (replace(EXTEND, logical=True), "alloc_logical_only", LENS, {}),
+        (replace(EXTEND, tail=2), "alloc_extend_swa_tail", LENS, {"swa_tail_len": 2}),
+        (replace(EXTEND, tail=0), "alloc_extend_swa_tail", LENS, {"swa_tail_len": 0}),
+        (replace(EXTEND, bases=[1, None]), "alloc_extend", LENS, {"rotation_bases": [1, None]}),
         (DECODE, "alloc_decode", [("int64", [5, 4]), ("int64", [5, 4]), ("int64", [7, 10])], {}),
         (calls.FreeCall([4, 5]), "free", [("int64", [4, 5])], {}),
         (calls.FreeCall([]), "free", [("int64", [])], {}),
@@ -92,6 +41,17 @@ DECODE = calls.DecodeCall([5, 4], [7, 10])
             [[[("int64", [4]), 0], [("int64", [8, 9]), 4]]],
             {},
         ),
+        *[
+            (calls.FreeCall([8, 9], method), method, SLOTS, {})
+            for method in ("free_swa", "free_full", "free_hisparse", "free_hisparse_indices")
+        ],
+        *[
+            (calls.FreeSegmentCall([8, 9], 4, method), method, SLOTS, {"start_pos": 4})
+            for method in ("free_swa_segment", "free_full_segment")
+        ],
+        (calls.BufferCall([8, 9], 4), "alloc_device_buffer", [*SLOTS, 4], {}),
+        (calls.AllocGroupBeginCall(3), "alloc_group_begin", [3], {}),
+        (calls.AllocGroupEndCall(), "alloc_group_end", [], {}),
         (calls.FreePageIdsCall([2, 1]), "free_page_ids", [("int64", [2, 1])], {}),
         (calls.GroupBeginCall(), "free_group_begin", [], {}),
         (calls.GroupEndCall(), "free_group_end", [], {}),
@@ -132,6 +92,14 @@ def test_the_number_of_new_pages_is_told_by_turns_where_it_may_be():
         subject.apply(EXTEND)
     told = [keywords for _, _, keywords in recorder.calls]
     assert told.count({"num_new_pages": 2}) == told.count({}) == 2
+
+
+def test_other_extends_are_told_no_number_of_pages():
+    recorder = Recorder(4)
+    subject = subject_of(recorder, page_count=True)
+    for call in (replace(EXTEND, logical=True), replace(EXTEND, tail=2)) * 2:
+        subject.apply(call)
+    assert all("num_new_pages" not in keywords for _, _, keywords in recorder.calls)
 
 
 def test_freed_slots_are_of_the_row_tables_dtype_and_page_ids_never():
@@ -234,6 +202,11 @@ def test_an_answer_that_changes_later_is_damage():
     assert "[4, 9]" in damage.detail
 
 
+def test_what_is_available_is_asked_as_the_surface_says():
+    subject = subject_of(Recorder(4), available=lambda allocator: 3 * allocator.pages)
+    assert subject.apply(calls.AllocCall(4)).available == 12
+
+
 # --- the caller's own tensors ---------------------------------------------------------------------
 
 
@@ -301,6 +274,16 @@ def test_resize_names_the_size_as_sglang_reads_it():
     subject = subject_of(recorder)
     subject.apply(calls.ResizeCall(24))
     assert subject.observe() == State([1, 2, 3, 4, 5, 6], [])
+
+
+def test_resize_names_both_sides_too():
+    recorder = Recorder(4)
+    sizes: list[Any] = []
+    recorder.resize = sizes.append  # type: ignore[method-assign]
+    subject_of(recorder).apply(calls.ResizeCall(24, 16))
+    (size,) = sizes
+    assert (size.full_max_total_num_tokens, size.swa_max_total_num_tokens) == (24, 16)
+    assert size.max_total_num_tokens == 24
 
 
 def test_the_oldest_token_allocators_call_their_list_free_slots():
