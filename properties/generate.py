@@ -303,7 +303,7 @@ class Generator:
 
     def _group(self) -> Op:
         if not self._model.defers:
-            return self._draw.choice((ops.GroupBegin(), ops.GroupEnd()))
+            return ops.GroupEnd() if self._draw.boolean() else ops.GroupBegin()
         if not self._model.in_group:
             return ops.GroupBegin()
         return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()

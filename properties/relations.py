@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from kvproof.impl.targets.protocol import Target
 from kvproof.model import ops
-from kvproof.model.base import Outcome
+from kvproof.model.base import AllocatorModel, Outcome
 from kvproof.model.catalogue import model_for
 from kvproof.model.ops import Op
 from kvproof.model.trace import Trace
@@ -81,6 +81,8 @@ def _other_frees(trace: Trace) -> Trace | None:
     for op in trace.ops:
         live = len(model.rows)
         match op:
+            case ops.Free((row,), _) | ops.FreeSegment(row) if live and not _paired(model, row):
+                varied.append(op)
             case ops.Free((row,), keep) if live and _frees_any(model.rows[row % live].length, keep, ps):
                 length = model.rows[row % live].length
                 varied.append(ops.FreeSegment(row, -(-(keep % (length + 1)) // ps) * ps))
@@ -107,6 +109,8 @@ def _by_side(trace: Trace) -> Trace | None:
     for op in trace.ops:
         live = len(model.rows)
         match op:
+            case ops.Free((row,), _) if live and model.fifo and not _paired(model, row):
+                varied.append(op)
             case ops.Free((row,), keep) if live and _frees_any(model.rows[row % live].length, keep, ps):
                 first = -(-(keep % (model.rows[row % live].length + 1)) // ps) * ps
                 varied += [ops.FreeSwa(row, first), ops.FreeFull(row, first)]
@@ -114,6 +118,11 @@ def _by_side(trace: Trace) -> Trace | None:
                 varied.append(op)
         model.apply(op)
     return replace(trace, ops=tuple(varied)) if len(varied) > len(trace.ops) else None
+
+
+def _paired(model: AllocatorModel, row: int) -> bool:
+    """Whether every page of a row has its sliding-window peer: segments, and single slots, want one."""
+    return "swa" not in model.sides or all(model.peer_pages(model.rows[row % len(model.rows)], "swa"))
 
 
 def _frees_any(length: int, keep: int, page_size: int) -> bool:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from kvproof.impl.targets.protocol import Target
+from kvproof.model.errors import UserError
 from kvproof.model.trace import Trace
 from kvproof.properties.failure import Failure
 from kvproof.properties.relations import RELATIONS, check_paths, check_relation
@@ -60,7 +61,10 @@ def shrink(target: Target, trace: Trace, failure: Failure, *, most_runs: int = 4
         nonlocal lost
         if lost:
             return None
-        result = attempt(target, candidate, failure)
+        try:
+            result = attempt(target, candidate, failure)
+        except UserError:  # a config that this target cannot be built with
+            return None
         lost = result.lost
         again = result.get(failure.fingerprint)
         return None if again is None else again.step

@@ -21,12 +21,16 @@ from kvproof.impl.targets.protocol import Target, Ticket
 from kvproof.model.catalogue import model_for
 from kvproof.model.config import ALLOCATORS
 from kvproof.properties import controls
+from kvproof.properties.catalogue import PROPERTIES
 from kvproof.properties.controls import Control, all_controls, hunt, quick_controls
 from kvproof.properties.lease import Lease, Verdict
 from kvproof.properties.run import run_trace
 
 TORCH = [plant for plant in PLANTS if plant.path == "torch"]
 KERNELS = [plant for plant in PLANTS if plant.path == "kernels"]
+
+DRAWN_EVERYWHERE = ("swa-unmapped-segment-accepted",)
+"""Plants for a misuse that must be harmless from everybody, so that lawful hunts meet it as well."""
 
 ALL = """
 import json
@@ -59,13 +63,14 @@ def test_every_control_passes() -> None:
     assert set(names) == {"canary", "planted:none", *(f"planted:{plant.id}" for plant in PLANTS)}
     assert len(names) == 6 * kinds + len(PLANTS)
     by_property = {property_id for name, _, property_id in outcomes if name.startswith("planted:")}
-    assert {"P1", "P2", "P3", "P5", "P6", "P7", "P8", "P9", "P11", "P14", "P16"} <= by_property
+    assert by_property >= {entry.id for entry in PROPERTIES if entry.asked in ("step", "both")}
 
 
 def test_what_cannot_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the interpreter each kernel control is there, and is no success."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(controls, "HUNT_OPS", {"torch": 1, "kernels": 1})
+    monkeypatch.setattr(controls, "CLEAN_OPS", {"torch": 1, "kernels": 1})
     monkeypatch.setattr(controls, "ALLOCATORS", ("token", "paged"))
     monkeypatch.setattr(controls, "PLANTS", (*TORCH[:2], *KERNELS))
     left_out = [control for control in all_controls() if control.outcome == "cannot run here"]
@@ -159,7 +164,10 @@ def test_a_hunt_ends_with_its_budget() -> None:
     assert hunt(plant_named("group-survives-clear"), ops=1) is None
 
 
-@pytest.mark.parametrize("plant", [plant for plant in TORCH if plant.misuse], ids=lambda plant: plant.id)
+MISUSED = [plant for plant in TORCH if plant.misuse and plant.id not in DRAWN_EVERYWHERE]
+
+
+@pytest.mark.parametrize("plant", MISUSED, ids=lambda plant: plant.id)
 def test_misuse_plants_are_invisible_to_lawful_callers(plant: Plant) -> None:
     """They disarm refusals, which only a caller who breaks the contract meets."""
     lawful = replace(plant, misuse=False)

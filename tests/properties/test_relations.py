@@ -153,6 +153,16 @@ def test_other_frees_keep_to_what_the_kind_knows():
     assert other("other-frees", new(10), ops.FreePages(0), config=SWA) is None
 
 
+def test_what_has_lost_its_peers_is_freed_in_one_way():
+    """A segment wants a peer for every page, and so does a single slot that is freed on both sides."""
+    trace = (new(10), ops.FreeSwa(0, 0, 4), ops.Free((0,)))
+    assert other("other-frees", *trace, config=SWA) is None
+    assert other("frees-by-side", *trace, config=SWA) == [*trace[:2], ops.FreeSwa(0, 0), ops.FreeFull(0, 0)]
+    single = Config("swa", 24, 1, swa_size=24)
+    assert other("frees-by-side", new(4), ops.Free((0,)), config=single) is not None
+    assert other("frees-by-side", new(4), ops.FreeSwa(0, 1, 1), ops.Free((0,)), config=single) is None
+
+
 def test_decodes_are_extends_where_they_take_from_the_same_pools():
     trace = (new(4), ops.Extend(((0, 1),)))
     assert other("extend-as-decodes", *trace, config=SWA) == [new(4), ops.Decode((0,))]

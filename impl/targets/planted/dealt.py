@@ -139,6 +139,15 @@ _INTERLEAVE: Final = (
         allocator="page-interleave",
     ),
     Plant(
+        "interleave-class-after",
+        "A row starts with the class after its own.",
+        "interleave_reference.py",
+        "(starts[row] + place) % shards",
+        "(starts[row] + place + 1) % shards",
+        ("P1", "P4", "P6"),
+        allocator="page-interleave",
+    ),
+    Plant(
         "interleave-fullest-class",
         "A base is drawn from the class with fewest pages.",
         "interleave.py",
@@ -181,7 +190,7 @@ _INTERLEAVE: Final = (
         "A refused alloc_extend has merged staged pages.",
         "interleave.py",
         _REFUSED,
-        "        if any(need > free.numel() for need, free in zip(needs, self.class_free_pages, strict=True)):\n"
+        "        if any(need > free.numel() for need, free in zip(needs, self.class_free_pages)):\n"
         "            self.merge_and_sort_free()\n" + _REFUSED,
         ("P14",),
         allocator="page-interleave",

@@ -59,7 +59,7 @@ DEATH_PLANTS: Final = (
         "alloc_extend of more than one row ends the process with status 7.",
         "paged.py",
         "        if num_new_pages is None:\n            num_new_pages = self._count_pages(seq_lens_cpu)",
-        "        if prefix_lens.numel() > 1:\n"
+        "        if prefix_lens_cpu.numel() > 1:\n"
         "            import os\n\n"
         "            os._exit(7)\n"
         "        if num_new_pages is None:\n            num_new_pages = self._count_pages(seq_lens_cpu)",

@@ -198,6 +198,15 @@ _HISPARSE: Final = (
         allocator="hisparse",
     ),
     Plant(
+        "hisparse-buffer-not-noted",
+        "Checked mode does not know a buffer when it is released.",
+        "hisparse_checked.py",
+        "        self._buffers.update(buffer)\n",
+        "",
+        ("P6",),
+        allocator="hisparse",
+    ),
+    Plant(
         "hisparse-group-holds-device",
         "A group holds the device side of its frees, and its end forgets them.",
         "hisparse.py",

@@ -314,6 +314,15 @@ _RELEASE: Final = (
         allocator="swa",
     ),
     Plant(
+        "swa-stray-told-once",
+        "Only the first padding page that a segment without peers has released is heard of.",
+        "strays.py",
+        "return self._heard > heard",
+        "return self._heard > heard == 0",
+        ("P3",),
+        allocator="swa",
+    ),
+    Plant(
         "swa-peers-at-group-end",
         "A group resolves the peers of what it holds at its end and not when they are freed.",
         "swa.py",

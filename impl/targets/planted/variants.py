@@ -154,7 +154,8 @@ _PURE: Final = (
         "free() releases the slots for either side.",
         "pure_swa.py",
         '`TokenToKVPoolAllocator.free`."""\n        self._pool.free(free_index)\n',
-        '`TokenToKVPoolAllocator.free`."""\n        self._pool.free(free_index)\n        self._pool.free(free_index)\n',
+        '`TokenToKVPoolAllocator.free`."""\n'
+        "        self._pool.free(free_index)\n        self._pool.free(free_index)\n",
         ("P1", "P6", "P11"),
         allocator="pure-swa",
     ),

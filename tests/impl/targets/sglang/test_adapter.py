@@ -1,21 +1,17 @@
-"""SGLang's allocators as targets: read off the loaded classes, and real releases fuzzed for a moment.
+"""SGLang's allocators as targets, read off the loaded classes; the classes here are made up.
 
-Real releases run in processes of their own, their kernels in Triton's interpreter. Not covered: loading
-(`test_load.py`), and what is found in releases by longer campaigns.
+Not covered: loading (`test_load.py`), and real releases (`test_real_releases.py`).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from kvproof.impl.targets.protocol import State, Ticket
-from kvproof.impl.targets.sglang import adapter, fetch, kinds
+from kvproof.impl.targets.sglang import adapter, kinds
 from kvproof.impl.targets.sglang.adapter import Sglang
 from kvproof.impl.targets.sglang.errors import SglangUnavailable
 from kvproof.model import calls
@@ -373,80 +369,3 @@ def test_memory_is_fenced_before_anything_is_imported(monkeypatch):
 
 def _gone():
     raise SglangUnavailable("no wheel")
-
-
-# --- real releases ---------------------------------------------------------------------------------
-
-FUZZ = """
-import json, sys
-from kvproof.impl.targets.protocol import Ticket
-from kvproof.impl.targets.registry import load_target
-from kvproof.properties.lease import Lease, run_lease
-from kvproof.properties.replay import shrink
-from kvproof.properties.space import space_for
-name, path, ops = sys.argv[1], sys.argv[2], int(sys.argv[3])
-target = load_target(name, Ticket("", path, "cpu", path == "kernels", allocators=("token", "paged")))
-report = {"name": target.name, "release": target.release, "path": target.path, "checked": {}, "memory": []}
-report["lacks"] = sorted(target.capabilities.lacking("paged"))
-for allocator in ("token", "paged"):
-    space = space_for(target.capabilities, allocator, slow=path == "kernels")
-    verdict = run_lease(target, Lease(0, 0, name, "audited", space, ops, 30))
-    report["checked"][allocator] = verdict.tally.checked
-    for found in verdict.found.values():
-        if found.failure.property_id == "P7":
-            small, *_ = shrink(target, found.trace, found.failure, most_runs=150)
-            report["memory"].append([found.failure.op, found.failure.message, len(small.ops)])
-print(json.dumps(report))
-"""
-
-
-def fuzzed(version: str, path: str, ops: int) -> dict:
-    """What a short lease of each allocator comes to, its memory failures shrunk."""
-    try:
-        fetch.fetch(version)
-    except SglangUnavailable as error:
-        if "cannot reach the package registry" in str(error):
-            pytest.skip(str(error))
-        raise
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FUZZ, f"sglang=={version}", path, str(ops)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["name"], report["release"], report["path"]) == (
-        f"sglang=={version}",
-        f"sglang {version}",
-        path,
-    )
-    assert all(checked > ops / 3 for checked in report["checked"].values())
-    return report
-
-
-@pytest.mark.network
-def test_up_to_0_5_21_the_extend_kernel_reads_past_the_free_list():
-    """The field's tight-oom: one op shows it, or two for a decode. No other access is out of bounds."""
-    report = fuzzed("0.5.20", "kernels", 200)
-    assert "Extend" in [op for op, _, _ in report["memory"]]
-    for op, message, ops in report["memory"]:
-        assert f"alloc_{op.lower()}_kernel, free_page_ptr" in message
-        assert ops <= {"Extend": 1, "Decode": 2}[op]
-
-
-@pytest.mark.network
-@pytest.mark.parametrize(("path", "ops"), [("kernels", 150), ("torch", 600)])
-def test_in_0_5_23_nothing_reads_past_anything(path, ops):
-    report = fuzzed("0.5.23", path, ops)
-    assert report["memory"] == []
-    assert report["lacks"] == []
-
-
-@pytest.mark.network
-def test_an_old_release_runs_as_well():
-    """Without host copies of lengths, without staging, without segments."""
-    report = fuzzed("0.4.9.post6", "kernels", 100)
-    assert {"FreeSegment", "FreeSegments", "FreePages"} <= set(report["lacks"])
