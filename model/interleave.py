@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvproof.model import calls, ops
-from kvproof.model.base import Expectation, Growth, Outcome, Row
+from kvproof.model.base import Expectation, Growth, Outcome, Row, hand_over
 from kvproof.model.config import Config
 from kvproof.model.marks import Mark
 from kvproof.model.ops import Op
@@ -157,11 +157,7 @@ class InterleaveModel(PagedModel):
         for rank, pool in enumerate(self.classes):
             mine = [page for page in expectation.taken if page % self.shards == rank]
             pool.adopt(mine, [page for page in pages if page % self.shards == rank])
-        at = 0
-        for growth in expectation.growths:
-            new = len(growth.row.pages) - growth.first_new
-            growth.row.pages[growth.first_new :] = pages[at : at + new]
-            at += new
+        hand_over(expectation.growths, pages)
         expectation.taken = pages
 
     # --- release ----------------------------------------------------------------------------------
