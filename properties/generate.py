@@ -306,7 +306,9 @@ class Generator:
             return ops.GroupEnd() if self._draw.boolean() else ops.GroupBegin()
         if not self._model.in_group:
             return ops.GroupBegin()
-        return self._free() if self._long_groups and self._draw.integer(0, 15) else ops.GroupEnd()
+        if self._long_groups and self._draw.integer(0, 15):
+            return self._free()
+        return ops.GroupEnd() if self._draw.integer(0, 15) else ops.Clear()
 
     def _misuse(self) -> Op:
         return ops.Misuse(self._draw.choice(self._misuses), self._row())
@@ -340,9 +342,17 @@ class Generator:
                 return row, start, self._grains(length - start)
 
     def _extend_tail(self) -> Op:
-        draw, live = self._draw, len(self._model.rows)
-        fresh = live < self._most_rows and (not live or draw.integer(0, 3) > 0)
-        row = NEW_ROW if fresh else draw.integer(0, max(live - 1, 0))
+        draw, rows = self._draw, self._model.rows
+        live = len(rows)
+        fresh = live < self._most_rows and (not live or draw.boolean())
+        # A row that ends inside a page is where a tail could go on wrongly.
+        inside = [at for at, each in enumerate(rows) if each.length % self._model.page_size]
+        if fresh:
+            row = NEW_ROW
+        elif inside and draw.integer(0, 3):
+            row = draw.choice(inside)
+        else:
+            row = draw.integer(0, max(live - 1, 0))
         ((row, tokens),) = self._entries([row])
         entries = [(row, tokens)]
         if draw.integer(0, 15) < self._exhausts:

@@ -150,7 +150,13 @@ def _run_one(target: Target, lease: Lease, number: int, draw: Draw, length: int,
     for failure in failures:
         verdict.add(failure, trace)
     if relate and not serious and not lease.space.misuse:
-        _relate(target, trace, Result([], pair.tally, answers=pair.answers), number, verdict)
+        _relate(
+            target,
+            trace,
+            Result([], pair.tally, answers=pair.answers, peers=dict(pair.peers)),
+            number,
+            verdict,
+        )
     return len(drawn)
 
 

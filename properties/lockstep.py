@@ -6,7 +6,7 @@ The quick way proves as much: a prediction has every property, which `tests/prop
 checks about predictions themselves.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from kvproof.impl.targets.protocol import Answer, Mirror, State, Subject
@@ -66,6 +66,7 @@ class Lockstep:
         self.subject = subject
         self.tally = Tally()
         self.answers: list[list[int] | None] | None = None
+        self.peers: defaultdict[str, list[int]] = defaultdict(list)
         self.spoilt = False
         self._mirror = subject if isinstance(subject, Mirror) else None
         self._exact = exact
@@ -110,6 +111,8 @@ class Lockstep:
             return self._device_lost(op, answer.error, answer.lost_in)
         if self.answers is not None:
             self.answers.append(answer.slots)
+            for name, peers in answer.peers.items():
+                self.peers[name].extend(peers)
         if (
             answer.slots == expectation.slots
             and answer.available == expectation.available

@@ -204,4 +204,6 @@ def _differ(trace: Trace, result: Result, other: Result, property_id: str, name:
 
 
 def _flat(result: Result) -> list[int]:
-    return [slot for answer in result.answers or () for slot in answer or ()]
+    """All slots, and all peers of each second side."""
+    slots = [slot for answer in result.answers or () for slot in answer or ()]
+    return slots + [peer for name in sorted(result.peers) for peer in result.peers[name]]

@@ -17,12 +17,13 @@ from kvproof.properties.witness import installed
 @dataclass(slots=True)
 class Result:
     """What came of a trace: failures in order (all but the last tolerable), what was done, marks reached,
-    and, when asked for, the answers of every call."""
+    and, when asked for, the answers of every call, and what the side mappings said of them, by side."""
 
     failures: list[Failure]
     tally: Tally
     marks: Counter[Mark] = field(default_factory=Counter)
     answers: list[list[int] | None] | None = None
+    peers: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def serious(self) -> list[Failure]:
@@ -87,4 +88,4 @@ def run_trace(
             break
     if (failure := pair.finish()) is not None:
         failures.append(failure)
-    return Result(failures, pair.tally, Counter(pair.model.marks), pair.answers)
+    return Result(failures, pair.tally, Counter(pair.model.marks), pair.answers, dict(pair.peers))

@@ -296,10 +296,25 @@ def _also(plant_id: str, name: str, allocator: str) -> Plant:
     return replace(plant, id=f"kernel-{name}-{plant_id}", allocator=allocator)
 
 
+_CHOICE: Final = (
+    Plant(
+        "kernel-swa-peers-from-the-back",
+        "The extend kernel hands out the right swa pages, but the last first, unlike the torch path.",
+        "swa_kernels.py",
+        "        page = tl.load(swa_pages_ptr + index, mask=takes, other=0)\n        peer",
+        "        page = tl.load(swa_pages_ptr + num_swa_pages - 1 - index, mask=takes, other=0)\n        peer",
+        ("P16",),
+        path="kernels",
+        allocator="swa",
+        exact=False,
+    ),
+)
+
 SIDE_KERNEL_PLANTS: Final = (
     _SWA
     + _DEVICE
     + _INTERLEAVE
+    + _CHOICE
     + (
         _also("page-after", "hisparse", "hisparse"),
         _also("entry-before", "hisparse", "hisparse"),

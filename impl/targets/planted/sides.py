@@ -414,4 +414,19 @@ _MISUSE: Final = (
     ),
 )
 
-SIDE_PLANTS: Final = _KEPT + _ALLOCATION + _RELEASE + _MISUSE
+_CHOICE: Final = (
+    Plant(
+        "swa-side-order-of-birth",
+        "The order of the swa pool's free list depends on how many allocators this process has cleared before.",
+        "swa_sides.py",
+        "        full.clear()\n        swa.clear()\n",
+        "        full.clear()\n        swa.clear()\n"
+        '        SwaSides.births = getattr(SwaSides, "births", 0) + 1\n'
+        "        swa.free_pages = swa.free_pages.roll(SwaSides.births)\n",
+        ("P14",),
+        allocator="swa",
+        exact=False,
+    ),
+)
+
+SIDE_PLANTS: Final = _CHOICE + _KEPT + _ALLOCATION + _RELEASE + _MISUSE

@@ -72,7 +72,7 @@ def test_the_catalogue_is_broad() -> None:
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_every_kind_of_allocator_has_its_faults(allocator: str) -> None:
-    """At least six of each, some in its own kernels where it has any, and a misuse; few of the plain token one."""
+    """At least six of each, some in its own kernels where it has any, and a misuse; fewer of token."""
     plants = [plant for plant in PLANTS if plant.allocator == allocator]
     assert len(plants) >= (6 if allocator != "token" else 4)
     files = {plant.file for plant in plants}
