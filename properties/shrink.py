@@ -52,6 +52,7 @@ class Shrinker:
         while before != (self.best.config, self.best.ops) and self._left:
             before = (self.best.config, self.best.ops)
             self._drop_ops()
+            self._merge_extends()
             self._plain_config()
             self._plain_ops()
             self._tighten()
@@ -86,6 +87,27 @@ class Shrinker:
             if size == 1:
                 return
             size //= 2
+
+    def _merge_extends(self) -> None:
+        """Let one extend do what it and a later one did: new rows and tokens move forward in the trace."""
+        for later in range(len(self.best.ops) - 1, 0, -1):
+            for earlier in range(later - 1, -1, -1):
+                here = self.best.ops
+                if later >= len(here):
+                    break
+                first, second = here[earlier], here[later]
+                if isinstance(first, ops.Extend) and isinstance(second, ops.Extend):
+                    merged = _merged(first, second, self._live_before(earlier))
+                    rest = (*here[earlier + 1 : later], *here[later + 1 :])
+                    if self._try(replace(self.best, ops=(*here[:earlier], merged, *rest))):
+                        break
+
+    def _live_before(self, index: int) -> int:
+        """Rows that live before the op at this index."""
+        model = model_for(self.best.config)
+        for op in self.best.ops[:index]:
+            model.apply(op)
+        return len(model.rows)
 
     def _plain_config(self) -> None:
         for candidate in self._configs():
@@ -147,6 +169,7 @@ class Shrinker:
             self._drop_ops()
             self._drop_rows()
             self._keep_rows()
+            self._merge_extends()
             if len(self.best.ops) >= len(before.ops):
                 self.best = before
 
@@ -228,6 +251,21 @@ class Shrinker:
 
 _BATCHES: Final = (ops.Extend, ops.ExtendLogical)
 """Ops that name rows and tokens in entries."""
+
+
+def _merged(first: ops.Extend, second: ops.Extend, live: int) -> ops.Extend:
+    """One extend for two; live: rows before the first. The second names the first's new rows behind those."""
+    entries = [list(entry) for entry in first.entries]
+    ordinals = {row % live: at for at, (row, _) in enumerate(first.entries) if row > ops.NEW_ROW and live}
+    for at, (row, _) in enumerate(first.entries):
+        if row <= ops.NEW_ROW or not live:
+            ordinals[live + sum(each <= ops.NEW_ROW for each, _ in first.entries[:at])] = at
+    for row, tokens in second.entries:
+        if row > ops.NEW_ROW and row in ordinals:
+            entries[ordinals[row]][1] += tokens
+        else:
+            entries.append([row, tokens])
+    return ops.Extend(tuple((row, tokens) for row, tokens in entries))
 
 
 def _opens_row(op: Op) -> bool:

@@ -254,3 +254,27 @@ def test_it_never_slides_to_another_fault():
         if entry.failure.op[:1].isupper():
             assert fingerprint in {failure.fingerprint for failure in run_trace(target, small).failures}
             assert len(small.ops) <= 4
+
+
+def test_extends_are_merged():
+    """What three extends open and grow, one does: rows keep their order and their lengths."""
+
+    def lengths(trace: Trace) -> int | None:
+        model = model_for(trace.config)
+        for index, op in enumerate(trace.ops):
+            model.apply(op)
+            if [row.length for row in model.rows] == [5, 2, 3]:
+                return index
+        return None
+
+    trace = Trace(
+        Config("paged", 64, 4),
+        (
+            ops.Extend(((-1, 1), (-1, 2))),
+            ops.Extend(((0, 3),)),
+            ops.Extend(((-1, 3), (0, 1))),
+        ),
+    )
+    small = Shrinker(lengths, trace).shrink()
+    assert [op.entries for op in small.ops if isinstance(op, ops.Extend)] == [((-1, 5), (-1, 2), (-1, 3))]
+    assert len(small.ops) == 1

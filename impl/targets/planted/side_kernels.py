@@ -302,7 +302,8 @@ _CHOICE: Final = (
         "The extend kernel hands out the right swa pages, but the last first, unlike the torch path.",
         "swa_kernels.py",
         "        page = tl.load(swa_pages_ptr + index, mask=takes, other=0)\n        peer",
-        "        page = tl.load(swa_pages_ptr + num_swa_pages - 1 - index, mask=takes, other=0)\n        peer",
+        "        page = tl.load(swa_pages_ptr + (num_swa_pages - 1 - index), mask=takes, other=0)\n"
+        "        peer",
         ("P16",),
         path="kernels",
         allocator="swa",

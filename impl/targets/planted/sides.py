@@ -417,7 +417,7 @@ _MISUSE: Final = (
 _CHOICE: Final = (
     Plant(
         "swa-side-order-of-birth",
-        "The order of the swa pool's free list depends on how many allocators this process has cleared before.",
+        "The order of the swa pool's free list depends on how many allocators were cleared before.",
         "swa_sides.py",
         "        full.clear()\n        swa.clear()\n",
         "        full.clear()\n        swa.clear()\n"
