@@ -32,7 +32,8 @@ def stored_traces(folder: Path = TRACES) -> tuple[StoredTrace, ...]:
 
     Raises UserError for a file that is no trace, or that lies in the folder of another allocator.
     """
-    return tuple(_load(folder, path) for path in sorted(folder.glob("*/*.json")))
+    stored = (_load(folder, path) for path in folder.glob("*/*.json"))
+    return tuple(sorted(stored, key=lambda trace: trace.name))
 
 
 def _load(folder: Path, path: Path) -> StoredTrace:

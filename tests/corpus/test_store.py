@@ -117,7 +117,8 @@ def test_another_folder_is_read_by_allocator_and_name(tmp_path):
 
 
 def test_a_trace_in_the_wrong_folder_is_refused(tmp_path):
-    write(tmp_path, "token/a.json", encode(STORED[0].file))
+    paged = next(stored for stored in STORED if stored.allocator == "paged")
+    write(tmp_path, "token/a.json", encode(paged.file))
     with pytest.raises(UserError, match=r"token/a\.json: \$\.config\.allocator is 'paged'"):
         stored_traces(tmp_path)
 
