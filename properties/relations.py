@@ -100,10 +100,11 @@ def _other_frees(trace: Trace) -> Trace | None:
 
 
 def _by_side(trace: Trace) -> Trace | None:
-    """Every free of one row by free_swa and then free_full: together they are free."""
-    model = model_for(trace.config)
-    if not {ops.FreeSwa, ops.FreeFull, ops.Remap} <= model.knows:
+    """Every free of one row by free_swa and then free_full: together they are free, where there is no third
+    side."""
+    if trace.config.allocator != "swa":
         return None
+    model = model_for(trace.config)
     ps = trace.config.page_size
     varied: list[Op] = []
     for op in trace.ops:
