@@ -140,10 +140,11 @@ def test_two_hundred_random_kills_change_nothing(tmp_path, tmp_path_factory):
         ends.append((process.returncode, said, err))
     finally:
         process.kill()
-    # Killed, they say nothing; where a process was killed too often to be believed in, that is said.
+    # Killed, they say nothing; where a process was killed too often to be believed in, that is said, perhaps
+    # just before the end.
     for status, _, err in ends:
         assert (status, err) in ((-9, ""), (1, "")) or (
-            status == 3 and one_line(err) and "somebody killed" in err
+            status in (3, -9) and one_line(err) and "somebody killed" in err
         )
     assert done == {"supervisor": 8, "parent": 15, "serving": KILLS - 23}
     assert ends[-1][0] == 1
